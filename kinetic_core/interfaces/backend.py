@@ -1,0 +1,144 @@
+"""The kernel backend contract: lowers a recorded program once and runs it for any batch of rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from kinetic_core.gguf.source import TensorSource
+    from kinetic_core.interfaces.batch import RowBatch, SequenceRows
+    from kinetic_core.program.program import Program
+
+Progress = Callable[[str, float], None]
+"""Called with (what is being done, share done from 0 to 1)."""
+
+
+@dataclass(frozen=True)
+class BackendCapabilities:
+    """Questions about a backend; every default is no."""
+
+    supports_drafts: bool = False
+    """Does a step take draft rows, and `commit` accept them?"""
+    supports_snapshots: bool = False
+    """Can recurrent states be copied after a named row, read and written?"""
+    kv_types: tuple[str, ...] = ("f32",)
+    """Types of the cache of keys and values that `LoadOptions.kv_type` may name."""
+
+
+@attrs.frozen
+class LoadOptions:
+    """How to load a program.
+
+    n_threads:   worker threads; None: the physical (performance) cores.
+    kv_type:     ``"f16"`` or ``"f32"``.
+    n_blocks:    KV blocks of 256 positions in the pool.
+    n_slots:     recurrent-state slots.
+    max_rows:    most rows of one step.
+    max_outputs: most rows of one step whose logits are wanted.
+    progress:    called while weights are packed and kernels compiled.
+    """
+
+    n_threads: int | None = None
+    kv_type: str = "f16"
+    n_blocks: int = 16
+    n_slots: int = 4
+    max_rows: int = 256
+    max_outputs: int = 32
+    progress: Progress | None = None
+
+
+class Executable(ABC):
+    """A loaded program with its weights, KV blocks and recurrent-state slots. Used by one thread at a time.
+
+    Rule 1 of docs/exactness.md holds: a row's result depends only on its path and the weights, bit for bit.
+    """
+
+    @abstractmethod
+    def run(self, batch: RowBatch) -> None:
+        """Run one step. Raises NumericalError when a wanted logit is NaN, BackendError when a kernel failed."""
+
+    @abstractmethod
+    def logits(self, output: int) -> npt.NDArray[np.float32]:
+        """f32[vocab] of `batch.heads[output]` of the last step, whose `top_k` was None. Valid until the next step."""
+
+    @abstractmethod
+    def candidates(self, output: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """(ids i32[k], scores f32[k]) of `batch.heads[output]`, best first; equal scores by ascending id."""
+
+    @abstractmethod
+    def commit(self, sequence: SequenceRows, accepted: Sequence[int]) -> None:
+        """Make drafts of the last step part of their sequence.
+
+        accepted: offsets (from `sequence.first_row`) of the accepted path, parent before child. The sequence's
+        `block_table` must cover the new positions. Leaves the bits that plain decoding would have left.
+        """
+
+    @abstractmethod
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one KV block, for a fork's partly filled last block."""
+
+    @abstractmethod
+    def read_block(self, block: int) -> bytes:
+        """The raw bytes of one KV block, all layers."""
+
+    @abstractmethod
+    def write_block(self, block: int, data: bytes) -> None:
+        """Restore what `read_block` gave."""
+
+    @abstractmethod
+    def clear_slot(self, slot: int) -> None:
+        """Set a slot's recurrent states to those of an empty sequence."""
+
+    @abstractmethod
+    def copy_slot(self, source: int, target: int) -> None:
+        """Copy one slot's recurrent states."""
+
+    @abstractmethod
+    def read_slot(self, slot: int) -> bytes:
+        """The raw bytes of one slot: a snapshot."""
+
+    @abstractmethod
+    def write_slot(self, slot: int, data: bytes) -> None:
+        """Restore what `read_slot` gave."""
+
+    @property
+    @abstractmethod
+    def kernel_digest(self) -> str:
+        """Names everything in the backend that could change a bit of a saved state."""
+
+    def statistics(self) -> dict[str, Any]:
+        """Figures for `kinetic bench` and `info`: threads, lowering, bytes per token, time per op where measured."""
+        return {}
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop workers, free memory. Idempotent."""
+
+
+class KernelBackend(ABC):
+    """Runs programs on one kind of device.
+
+    ::
+
+        backend = registry.get("backend", "cpu")()
+        executable = backend.load(program, tensors, LoadOptions(n_blocks=64))
+        executable.run(batch)
+        ids, scores = executable.candidates(0)
+    """
+
+    capabilities: ClassVar[BackendCapabilities]
+
+    @abstractmethod
+    def load(self, program: Program, source: TensorSource, options: LoadOptions) -> Executable:
+        """Lower the program, pack its weights, allocate its pools.
+
+        Raises BackendError (no such device, kernels do not compile), CapacityError (memory), TensorError (a type
+        this backend cannot load).
+        """

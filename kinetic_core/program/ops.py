@@ -1,0 +1,226 @@
+"""The operations of a program, as data. kinetic_core/reference says in NumPy what each computes.
+
+Naming: `out` and `outs` are what an operation makes; every other `Value` field is read. Widths are checked when the
+builder records an operation, so a backend may rely on them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from kinetic_core.program.values import KVLayer, RecurrentState, Value, Weight
+
+
+@attrs.frozen
+class Embedding:
+    """out[r] = weight[token_ids[r]] * scale."""
+
+    out: Value
+    weight: Weight
+    scale: float = 1.0
+
+
+@attrs.frozen
+class GatherOutputs:
+    """out[i] = x[row of the i-th wanted output]: rows -> outputs."""
+
+    out: Value
+    x: Value
+
+
+@attrs.frozen
+class RmsNorm:
+    """Over each run of `group_width` columns: out = x / sqrt(mean(x^2) + eps) * weight.
+
+    weight: [group_width], the same for every group, or [width].
+    """
+
+    out: Value
+    x: Value
+    weight: Weight
+    eps: float
+    group_width: int
+
+
+@attrs.frozen
+class L2Norm:
+    """Over each run of `group_width` columns: out = x / sqrt(sum(x^2) + eps) * scale."""
+
+    out: Value
+    x: Value
+    eps: float
+    group_width: int
+    scale: float = 1.0
+
+
+@attrs.frozen
+class Linear:
+    """outs[i] = x @ weights[i].T (+ biases[i]). Weights that share an input are recorded together.
+
+    weights[i]: [outs[i].width, x.width]; biases[i]: [outs[i].width] or None.
+    """
+
+    outs: tuple[Value, ...]
+    x: Value
+    weights: tuple[Weight, ...]
+    biases: tuple[Weight | None, ...]
+
+
+@attrs.frozen
+class Add:
+    """out = a + b * factor."""
+
+    out: Value
+    a: Value
+    b: Value
+    factor: float = 1.0
+
+
+@attrs.frozen
+class Multiply:
+    """out = a * b."""
+
+    out: Value
+    a: Value
+    b: Value
+
+
+@attrs.frozen
+class Scale:
+    """out = x * factor."""
+
+    out: Value
+    x: Value
+    factor: float
+
+
+@attrs.frozen
+class Slice:
+    """out = x[:, start : start + out.width]."""
+
+    out: Value
+    x: Value
+    start: int
+
+
+@attrs.frozen
+class Gate:
+    """out = activation(gate) * x; silu(g) = g * sigmoid(g).
+
+    gate.width = x.width, or one gate per run of x.width / gate.width columns.
+    """
+
+    out: Value
+    gate: Value
+    x: Value
+    activation: Literal["silu", "sigmoid"]
+
+
+@attrs.frozen
+class Rope:
+    """Rotary position embedding of each head's first `rotary_dim` columns.
+
+    Pair i of rotary_dim / 2 turns by position * base^(-2 i / rotary_dim) / factors[i]. interleaved: pair i is columns
+    (2i, 2i + 1); else (i, i + rotary_dim / 2).
+    """
+
+    out: Value
+    x: Value
+    head_dim: int
+    rotary_dim: int
+    base: float
+    interleaved: bool
+    factors: Weight | None = None
+
+
+@attrs.frozen
+class Attention:
+    """Causal attention over the row's path; the step first writes k and v, rounded to the cache type.
+
+    q: [heads * head_dim]; k, v: [kv_heads * head_dim]; query head h reads key head h // (heads // kv_heads);
+    scores are multiplied by `scale`. A row sees `layer.window` positions, itself included, or all.
+    """
+
+    out: Value
+    q: Value
+    k: Value
+    v: Value
+    layer: KVLayer
+    heads: int
+    scale: float
+
+
+@attrs.frozen
+class ShortConv:
+    """Causal depthwise convolution: out[t, c] = act(bias[c] + sum_j weight[c, j] * x[t - (K - 1) + j, c]).
+
+    weight: [width, K]; the last tap meets the row itself; rows before the start are zero; the sum runs from j = 0.
+    state: [K - 1, width], the last inputs, oldest first.
+    """
+
+    out: Value
+    x: Value
+    weight: Weight
+    bias: Weight | None
+    state: RecurrentState
+    activation: Literal["none", "silu"]
+
+
+@attrs.frozen
+class DeltaRule:
+    """Gated delta rule, one state S [key_dim, value_dim] per value head.
+
+    Per row: S = exp(decay) S; delta = beta (v - S^T k); S = S + k delta^T; out = S^T q. Value head h reads key head
+    h % key_heads. q, k: [key_heads * key_dim]; v, out: [value_heads * value_dim]; decay, beta: [value_heads].
+    Source: Gated Delta Networks, Yang et al. 2024, arXiv 2412.06464.
+    """
+
+    out: Value
+    q: Value
+    k: Value
+    v: Value
+    decay: Value
+    beta: Value
+    state: RecurrentState
+    key_heads: int
+    value_heads: int
+
+
+@attrs.frozen
+class DecayGate:
+    """out = a * softplus(x + dt_bias): the logarithm of a decay, one per head, negative. a, dt_bias: [width]."""
+
+    out: Value
+    x: Value
+    a: Weight
+    dt_bias: Weight
+
+
+@attrs.frozen
+class Sigmoid:
+    """out = sigmoid(x)."""
+
+    out: Value
+    x: Value
+
+
+Op = (
+    Embedding
+    | GatherOutputs
+    | RmsNorm
+    | L2Norm
+    | Linear
+    | Add
+    | Multiply
+    | Scale
+    | Slice
+    | Gate
+    | Rope
+    | Attention
+    | ShortConv
+    | DeltaRule
+    | DecayGate
+    | Sigmoid
+)
