@@ -1,0 +1,139 @@
+"""Writing small GGUF files: for tests and for tiny models. The same arguments always give the same bytes."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic_core.errors import MetadataError, describe
+from kinetic_core.gguf.header import (
+    ARRAY_TYPE,
+    BOOL_TYPE,
+    DEFAULT_ALIGNMENT,
+    MAGIC,
+    SCALAR_DTYPES,
+    STRING_TYPE,
+)
+from kinetic_core.gguf.source import RawTensor
+
+_TYPE_OF_DTYPE = {dtype.str.lstrip("<|"): type_id for type_id, dtype in SCALAR_DTYPES.items() if type_id != BOOL_TYPE}
+
+
+def write_gguf(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, npt.NDArray[Any] | RawTensor],
+    *,
+    version: int = 3,
+) -> None:
+    """Write a little-endian GGUF file; `general.alignment` in `metadata` is obeyed.
+
+    metadata: bool, str, int (uint32, or int32, uint64, int64 where the value asks for it), float (float32), NumPy
+    scalars and arrays (their own type), lists and tuples of one of these. tensors: arrays, or `RawTensor`s for the
+    block formats.
+
+    Raises MetadataError for a value that cannot be written, TensorError for a tensor that cannot.
+    """
+    with open(path, "wb") as file:
+        file.write(gguf_bytes(metadata, tensors, version=version))
+
+
+def gguf_bytes(
+    metadata: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any] | RawTensor], *, version: int = 3
+) -> bytes:
+    """The whole file as bytes; see `write_gguf`."""
+    alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
+    out = bytearray(MAGIC)
+    out += struct.pack("<IQQ", version, len(tensors), len(metadata))
+    for key, value in metadata.items():
+        out += _string(key)
+        type_id, payload = _value(key, value)
+        out += struct.pack("<I", type_id) + payload
+    stored = {n: t if isinstance(t, RawTensor) else RawTensor.from_array(t) for n, t in tensors.items()}
+    offset = 0
+    for name, tensor in stored.items():
+        out += _string(name)
+        out += struct.pack("<I", len(tensor.shape))
+        out += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))
+        out += struct.pack("<IQ", tensor.type, offset)
+        offset += _padded(tensor.to_bytes().size, alignment)
+    out += bytes(_padded(len(out), alignment) - len(out))
+    for tensor in stored.values():
+        data = tensor.to_bytes()
+        out += data.tobytes()
+        out += bytes(_padded(data.size, alignment) - data.size)
+    return bytes(out)
+
+
+def _padded(n_bytes: int, alignment: int) -> int:
+    return -(-n_bytes // alignment) * alignment
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode("utf-8")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(key: str, value: Any) -> tuple[int, bytes]:
+    """Type id and payload of a value."""
+    if isinstance(value, str):
+        return STRING_TYPE, _string(value)
+    if isinstance(value, list | tuple):
+        return ARRAY_TYPE, _sequence(key, value)
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        type_id, payload = _numbers(key, value)
+        return ARRAY_TYPE, struct.pack("<IQ", type_id, value.size) + payload
+    if isinstance(value, bool | int | float | np.generic):
+        return _numbers(key, _array_of([value]))
+    raise _cannot_write(key, value)
+
+
+def _sequence(key: str, values: Sequence[Any]) -> bytes:
+    """Element type, length and elements of a list."""
+    if all(isinstance(value, str) for value in values):
+        return struct.pack("<IQ", STRING_TYPE, len(values)) + b"".join(map(_string, values))
+    if len({isinstance(value, bool | np.bool_) for value in values}) != 1:
+        raise _cannot_write(key, values)
+    type_id, payload = _numbers(key, _array_of(values))
+    return struct.pack("<IQ", type_id, len(values)) + payload
+
+
+def _array_of(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """Python numbers in the narrowest type that the docstring of `write_gguf` promises."""
+    if all(isinstance(value, np.generic) for value in values):
+        return np.array(values)
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        for dtype in (np.uint32, np.int32, np.uint64, np.int64):
+            limits = np.iinfo(dtype)
+            if limits.min <= min(values) and max(values) <= limits.max:
+                return np.array(values, dtype)
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return np.array(values, np.float32)
+    return np.array(values)
+
+
+def _numbers(key: str, array: npt.NDArray[Any]) -> tuple[int, bytes]:
+    if array.dtype == np.bool_:
+        return BOOL_TYPE, array.astype(np.uint8).tobytes()
+    little = array.astype(array.dtype.newbyteorder("<"))
+    type_id = _TYPE_OF_DTYPE.get(little.dtype.str.lstrip("<|"))
+    if type_id is None:
+        raise _cannot_write(key, array)
+    return type_id, little.tobytes()
+
+
+def _cannot_write(key: str, value: object) -> MetadataError:
+    kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    return MetadataError(
+        describe(
+            "a value cannot be written",
+            where=f"key {key!r}",
+            got=kind,
+            expected="a bool, number, string, or array of one type",
+        )
+    )
