@@ -1,4 +1,8 @@
-"""A model file on disk: one GGUF file or a split set, memory-mapped, checked before any view is made."""
+"""A model file on disk: one GGUF file or a split set, memory-mapped, checked before any view is made.
+
+A file must not be cut short while it is mapped: the operating system ends a process that touches a page that is gone.
+Replace model files by renaming, as downloaders do.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Mapping
+from io import FileIO
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import NoReturn
@@ -196,14 +201,21 @@ class GGUFFile:
             raise ModelError(describe("the model file is closed", where=str(self.path)))
         sha = hashlib.sha256()
         buffer = memoryview(bytearray(_DIGEST_CHUNK_BYTES))
-        part.file.seek(0)
         read = 0
-        while n_bytes := part.file.readinto(buffer):
-            sha.update(buffer[:n_bytes])
-            read += n_bytes
-            if progress is not None:
-                progress(done + read, self.n_bytes)
-        status = os.fstat(part.file.fileno())
+        try:
+            part.file.seek(0)
+            while n_bytes := part.file.readinto(buffer):
+                sha.update(buffer[:n_bytes])
+                read += n_bytes
+                if progress is not None:
+                    progress(done + read, self.n_bytes)
+            status = os.fstat(part.file.fileno())
+        except OSError as error:
+            raise GGUFError(describe("the file cannot be read", where=str(part.path), got=error)) from error
+        except ValueError as error:  # how Python reports a handle that another thread closed meanwhile
+            if self._closed:
+                raise ModelError(describe("the model file is closed", where=str(self.path))) from error
+            raise
         if read != part.identity.n_bytes or status.st_mtime_ns != part.identity.modified_ns:
             raise GGUFError(
                 describe("the file changed while it was in use", where=str(part.path), hint="load it again")
@@ -316,12 +328,12 @@ def _refuse_part(part: _Part, what: str, got: object, expected: object, *, hint:
     raise GGUFError(describe(what, where=str(part.path), got=got, expected=expected, hint=hint))
 
 
-def _open_regular(path: Path):  # type: ignore[no-untyped-def]
+def _open_regular(path: Path) -> FileIO:
     """A binary, unbuffered handle of a regular file; a pipe or device is refused before it could block."""
     try:
         kind = os.stat(path).st_mode
         if stat.S_ISREG(kind):
-            return open(path, "rb", buffering=0)
+            return FileIO(path, "rb")
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise ModelNotFoundError(
             describe("no such model file", got=repr(str(path)), hint="check the path, or `kinetic pull` the model")

@@ -41,8 +41,8 @@ SUPPORTED_VERSIONS = (2, 3)
 
 MAGIC = b"GGUF"
 _FIXED_HEADER_BYTES = 24
-_MIN_KEY_BYTES = 8 + 1 + 4 + 1
-_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
+_MIN_KEY_BYTES = 8 + 1 + 4  # name and value type; what follows is checked when it is read
+_MIN_TENSOR_BYTES = 8 + 1 + 4  # name and dimension count
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")

@@ -368,7 +368,7 @@ def _as_str(key: str, value: object, choices: Iterable[str] | None) -> str:
 
 
 def _as_array(key: str, value: Value, length: int | None, kinds: str, expected: str) -> npt.NDArray[Any]:
-    if value == ():  # an empty array has no element of a wrong type
+    if isinstance(value, tuple) and not value:  # an empty array has no element of a wrong type
         value = np.empty(0, np.dtype({"b": "?", "f": "f8", "i": "i8"}[kinds[0]]))
     if not isinstance(value, np.ndarray) or (value.dtype.kind not in kinds and value.size):
         raise _refused("a metadata key has another type", key, _kind(value), expected)
@@ -380,7 +380,7 @@ def _normalized(key: str, value: Any) -> Value:
     """A value of a plain dict in the form that a header has it."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, bool | int | float | str):
+    if isinstance(value, bool | float | str) or (isinstance(value, int) and -(2**63) <= value < 2**64):
         return value
     if isinstance(value, list | tuple):
         if all(isinstance(element, str) for element in value):
