@@ -1,0 +1,286 @@
+"""A miniature hybrid architecture that uses every operation, and its models, which live in memory.
+
+Blocks are of four kinds, named by ``tiny-hybrid.layer_types``: ``attention`` (norms per head, a gate per head, half
+of each head rotated), ``window`` (the same with a sliding window and adjacent-pair rope), ``conv`` (a gated short
+convolution) and ``delta`` (the gated delta rule behind a short convolution). Every block ends with a gated
+feed-forward layer. Sizes are odd on purpose: heads x head size is not the hidden size, value heads are not key heads,
+and the vocabulary is no multiple of 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic_core.errors import MetadataError, describe
+from kinetic_core.gguf import MemoryTensors, RawTensor, check_block_count, read_tensor
+from kinetic_core.interfaces.architecture import Architecture, ArchitectureCapabilities, TinyVariant
+from kinetic_core.reference.random_model import random_model, with_tensor_type
+from kinetic_core.reference.tiny_tokenizer import predicted_next, tokenizer_metadata
+
+if TYPE_CHECKING:
+    from kinetic_core.gguf.source import TensorSource
+    from kinetic_core.program.builder import ProgramBuilder
+    from kinetic_core.program.values import Value, Weight
+
+KEY = "tiny-hybrid"
+LAYER_TYPES = ("delta", "attention", "conv", "window")
+
+
+class TinyHybrid(Architecture):
+    """Attention, sliding-window attention, short convolution and gated delta rule in one tiny model."""
+
+    capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_sliding_window=True)
+
+    def __init__(self, source: TensorSource) -> None:
+        """Read the keys under ``tiny-hybrid.``."""
+        meta = source.metadata.prefixed(KEY)
+        self.n_layers = check_block_count(meta, source.tensors)
+        self.layer_types = meta.get_strs("layer_types", length=self.n_layers)
+        for layer in self.layer_types:
+            if layer not in LAYER_TYPES:
+                raise MetadataError(
+                    describe("unknown layer type", where=f"key '{KEY}.layer_types'", got=layer, expected=LAYER_TYPES)
+                )
+        self._context_length = meta.get_int("context_length", minimum=1)
+        self.d_model = meta.get_int("embedding_length", minimum=1)
+        self.d_ffn = meta.get_int("feed_forward_length", minimum=1)
+        self._vocab = meta.get_int("vocab_size", minimum=1)
+        self.heads = meta.get_int("attention.head_count", minimum=1)
+        self.kv_heads = meta.get_int("attention.head_count_kv", minimum=1)
+        self.head_dim = meta.get_int("attention.key_length", minimum=1)
+        self.window = meta.get_int("attention.sliding_window", minimum=1)
+        self.eps = meta.get_float("attention.layer_norm_rms_epsilon", minimum=0)
+        self.rotary_dim = meta.get_int("rope.dimension_count", minimum=2, maximum=self.head_dim)
+        self.rope_base = meta.get_float("rope.freq_base", minimum=1)
+        self.taps = meta.get_int("ssm.conv_kernel", minimum=2)
+        self.key_heads = meta.get_int("ssm.group_count", minimum=1)
+        self.value_heads = meta.get_int("ssm.time_step_rank", minimum=1)
+        self.key_dim = meta.get_int("ssm.state_size", minimum=1)
+        self.value_dim = meta.get_int("ssm.value_size", minimum=1)
+        self.embedding_scale = meta.get_float("embedding_scale")
+        self.residual_scale = meta.get_float("residual_scale")
+        self.logit_scale = meta.get_float("logit_scale")
+
+    @property
+    def context_length(self) -> int:
+        """Positions."""
+        return self._context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens."""
+        return self._vocab
+
+    def build(self, b: ProgramBuilder) -> Value:
+        """Embedding; per block a mixer and a feed-forward layer, both behind a norm; the last norm."""
+        mixers = {"attention": self._attention, "window": self._window, "conv": self._conv, "delta": self._delta}
+        x = b.embedding(b.weight("token_embd.weight", (self._vocab, self.d_model)), self.embedding_scale)
+        for layer, kind in enumerate(self.layer_types):
+            prefix = f"blk.{layer}."
+            y = b.rms_norm(x, b.weight(prefix + "attn_norm.weight", (self.d_model,)), self.eps)
+            x = b.add(x, mixers[kind](b, prefix, y), self.residual_scale)
+            y = b.rms_norm(x, b.weight(prefix + "ffn_norm.weight", (self.d_model,)), self.eps)
+            x = b.add(x, self._feed_forward(b, prefix, y), self.residual_scale)
+        return b.rms_norm(x, b.weight("output_norm.weight", (self.d_model,)), self.eps)
+
+    def output(self, b: ProgramBuilder) -> tuple[Weight, float]:
+        """``output.weight``, or the embeddings where the file has none."""
+        shape = (self._vocab, self.d_model)
+        weight = b.optional_weight("output.weight", shape) or b.weight("token_embd.weight", shape)
+        return weight, self.logit_scale
+
+    def _attention(self, b: ProgramBuilder, prefix: str, x: Value) -> Value:
+        factors = b.optional_weight("rope_freqs.weight", (self.rotary_dim // 2,))
+        return self._attend(b, prefix, x, window=None, interleaved=False, factors=factors)
+
+    def _window(self, b: ProgramBuilder, prefix: str, x: Value) -> Value:
+        return self._attend(b, prefix, x, window=self.window, interleaved=True, factors=None)
+
+    def _attend(
+        self, b: ProgramBuilder, prefix: str, x: Value, *, window: int | None, interleaved: bool, factors: Weight | None
+    ) -> Value:
+        width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        names = {"attn_q": width, "attn_k": kv_width, "attn_v": kv_width, "attn_gate": self.heads}
+        weights = [b.weight(f"{prefix}{name}.weight", (outputs, self.d_model)) for name, outputs in names.items()]
+        q, k, v, gate = b.linears(x, weights, [b.weight(prefix + "attn_q.bias", (width,)), None, None, None])
+        q, k = (
+            b.rope(
+                b.rms_norm(value, b.weight(f"{prefix}{name}_norm.weight", (self.head_dim,)), self.eps, self.head_dim),
+                head_dim=self.head_dim,
+                rotary_dim=self.rotary_dim,
+                base=self.rope_base,
+                interleaved=interleaved,
+                factors=factors,
+            )
+            for name, value in (("attn_q", q), ("attn_k", k))
+        )
+        mixed = b.attention(q, k, v, heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, window=window)
+        mixed = b.gate(gate, mixed, "sigmoid")
+        return b.linear(mixed, b.weight(prefix + "attn_output.weight", (self.d_model, width)))
+
+    def _conv(self, b: ProgramBuilder, prefix: str, x: Value) -> Value:
+        d = self.d_model
+        parts = b.linear(x, b.weight(prefix + "shortconv.in_proj.weight", (3 * d, d)))
+        before, after, value = (b.slice(parts, start, d) for start in (0, d, 2 * d))
+        mixed = b.short_conv(b.multiply(before, value), b.weight(prefix + "shortconv.conv.weight", (d, self.taps)))
+        return b.linear(b.multiply(after, mixed), b.weight(prefix + "shortconv.out_proj.weight", (d, d)))
+
+    def _delta(self, b: ProgramBuilder, prefix: str, x: Value) -> Value:
+        d, nk, nv = self.d_model, self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        names = {"attn_qkv": 2 * nk + nv, "attn_gate": nv, "ssm_alpha": self.value_heads, "ssm_beta": self.value_heads}
+        qkv, gate, alpha, beta = b.linears(x, [b.weight(f"{prefix}{n}.weight", (o, d)) for n, o in names.items()])
+        qkv = b.short_conv(
+            qkv,
+            b.weight(prefix + "ssm_conv1d.weight", (2 * nk + nv, self.taps)),
+            b.weight(prefix + "ssm_conv1d.bias", (2 * nk + nv,)),
+            "silu",
+        )
+        q = b.l2_norm(b.slice(qkv, 0, nk), 1e-6, self.key_dim, scale=self.key_dim**-0.5)
+        k = b.l2_norm(b.slice(qkv, nk, nk), 1e-6, self.key_dim)
+        a, dt = (b.weight(prefix + name, (self.value_heads,)) for name in ("ssm_a", "ssm_dt.bias"))
+        mixed = b.delta_rule(
+            q,
+            k,
+            b.slice(qkv, 2 * nk, nv),
+            b.decay_gate(alpha, a, dt),
+            b.sigmoid(beta),
+            key_heads=self.key_heads,
+            value_heads=self.value_heads,
+        )
+        mixed = b.rms_norm(mixed, b.weight(prefix + "ssm_norm.weight", (self.value_dim,)), self.eps, self.value_dim)
+        return b.linear(b.gate(gate, mixed, "silu"), b.weight(prefix + "ssm_out.weight", (d, nv)))
+
+    def _feed_forward(self, b: ProgramBuilder, prefix: str, x: Value) -> Value:
+        shape = (self.d_ffn, self.d_model)
+        weights = [b.weight(f"{prefix}{name}.weight", shape) for name in ("ffn_gate", "ffn_up")]
+        gate, up = b.linears(x, weights)
+        return b.linear(b.gate(gate, up, "silu"), b.weight(prefix + "ffn_down.weight", shape[::-1]))
+
+    @classmethod
+    def tiny(cls) -> Sequence[TinyVariant]:
+        """All kinds of blocks, untied; tied with rope factors; recurrent blocks only; attention only."""
+        return [
+            _variant("untied", LAYER_TYPES, 100),
+            _variant("tied", ("attention", "delta", "window", "conv", "delta"), 100, tied=True, rope_factors=True),
+            _variant("recurrent", ("delta", "conv"), 100),
+            _variant("attention", ("window", "attention"), 100),
+        ]
+
+
+_SIZES: Mapping[str, Any] = {
+    "context_length": 2048,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 32,
+    "attention.sliding_window": 24,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.dimension_count": 16,
+    "rope.freq_base": 10000.0,
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.state_size": 16,
+    "ssm.value_size": 32,
+    "embedding_scale": 1.5,
+    "residual_scale": 0.5,
+    "logit_scale": 0.125,
+}
+_MIXER_TENSORS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "attention": {
+        "attn_q.weight": (128, 64),
+        "attn_q.bias": (128,),
+        "attn_k.weight": (64, 64),
+        "attn_v.weight": (64, 64),
+        "attn_gate.weight": (4, 64),
+        "attn_q_norm.weight": (32,),
+        "attn_k_norm.weight": (32,),
+        "attn_output.weight": (64, 128),
+    },
+    "conv": {
+        "shortconv.in_proj.weight": (192, 64),
+        "shortconv.conv.weight": (64, 4),
+        "shortconv.out_proj.weight": (64, 64),
+    },
+    "delta": {
+        "attn_qkv.weight": (192, 64),
+        "attn_gate.weight": (128, 64),
+        "ssm_alpha.weight": (4, 64),
+        "ssm_beta.weight": (4, 64),
+        "ssm_conv1d.weight": (192, 4),
+        "ssm_conv1d.bias": (192,),
+        "ssm_a": (4,),
+        "ssm_dt.bias": (4,),
+        "ssm_norm.weight": (32,),
+        "ssm_out.weight": (64, 128),
+    },
+}
+_BLOCK_TENSORS: Mapping[str, tuple[int, ...]] = {
+    "attn_norm.weight": (64,),
+    "ffn_norm.weight": (64,),
+    "ffn_gate.weight": (96, 64),
+    "ffn_up.weight": (96, 64),
+    "ffn_down.weight": (64, 96),
+}
+
+
+def _values(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and deviation of a tensor: large enough that every term moves the logits."""
+    if "norm" in name:
+        return 1.0, 0.2
+    if name.endswith("ssm_a"):
+        return -0.4, 0.1
+    if name.endswith(".bias"):
+        return 0.0, 0.3
+    if "conv.weight" in name or "conv1d" in name:
+        return 0.2, 0.4
+    if name in ("token_embd.weight", "output.weight"):
+        return 0.0, 1.0
+    return 0.0, 1.2 * shape[-1] ** -0.5
+
+
+def _variant(
+    name: str, layer_types: Sequence[str], vocab: int, *, tied: bool = False, rope_factors: bool = False
+) -> TinyVariant:
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab, 64), "output_norm.weight": (64,)}
+    if not tied:
+        tensors["output.weight"] = (vocab, 64)
+    if rope_factors:
+        tensors["rope_freqs.weight"] = (8,)
+    for layer, kind in enumerate(layer_types):
+        mixer = _MIXER_TENSORS["attention" if kind == "window" else kind]
+        tensors |= {f"blk.{layer}.{tensor}": shape for tensor, shape in {**_BLOCK_TENSORS, **mixer}.items()}
+    values = {tensor: _values(tensor, shape) for tensor, shape in tensors.items()}
+    values["rope_freqs.weight"] = (3.0, 0.5)
+    metadata = {**_SIZES, "block_count": len(layer_types), "layer_types": list(layer_types), "vocab_size": vocab}
+    return TinyVariant(name, metadata, tensors, values)
+
+
+def tiny_hybrid_source(
+    seed: int = 0, vocab: int = 300, *, predictable: bool = True, tensor_type: str = "F32"
+) -> MemoryTensors:
+    """A tiny hybrid model with a byte-level tokenizer and a chat template, in memory.
+
+    predictable: the greedy continuation of token t is `predicted_next(vocab)[t]`, whatever came before: row
+    `predicted_next[t]` of the output layer is token t's embedding, and the blocks, random as they are, move the
+    hidden state by less than the distance between embeddings. The logits depend on the whole path all the same.
+    tensor_type: what the matrices are stored as, for example ``"Q8_0"``; see `with_tensor_type`.
+    """
+    variant = _variant("predictable" if predictable else "random", LAYER_TYPES, vocab)
+    metadata = {**variant.metadata, **tokenizer_metadata(vocab)}
+    if predictable:
+        metadata["residual_scale"] = 0.2
+    source = random_model(KEY, TinyVariant(variant.name, metadata, variant.tensors, variant.values), seed)
+    if predictable:
+        tensors: dict[str, npt.NDArray[Any] | RawTensor] = {n: read_tensor(source, n) for n in source.tensors}
+        embeddings = read_tensor(source, "token_embd.weight")
+        output = np.empty_like(embeddings)
+        output[predicted_next(vocab)] = embeddings
+        tensors["output.weight"] = output
+        source = MemoryTensors(source.metadata.raw, tensors)
+    return source if tensor_type == "F32" else with_tensor_type(source, tensor_type)
