@@ -293,6 +293,8 @@ def _check_split_set(parts: list[_Part]) -> None:
         number = _split_number(part, _SPLIT_NUMBER, 0, count - 1)
         if number != index:
             _refuse_part(part, f"{which} is another part", f"{_SPLIT_NUMBER} {number}", f"{_SPLIT_NUMBER} {index}")
+    for index, part in enumerate(parts):
+        which = f"part {index + 1} of {count}"
         total = _split_number(part, _SPLIT_TENSORS, 0, 2**31 - 1)
         if total != n_tensors:
             _refuse_part(

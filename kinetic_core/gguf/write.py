@@ -51,13 +51,13 @@ def gguf_bytes(
     out = bytearray(MAGIC)
     out += struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():
-        out += _string(key)
+        out += _string(key, key)
         type_id, payload = _value(key, value)
         out += struct.pack("<I", type_id) + payload
     stored = {n: t if isinstance(t, RawTensor) else RawTensor.from_array(t) for n, t in tensors.items()}
     offset = 0
     for name, tensor in stored.items():
-        out += _string(name)
+        out += _string(name, name)
         out += struct.pack("<I", len(tensor.shape))
         out += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))
         out += struct.pack("<IQ", tensor.type, offset)
@@ -74,15 +74,20 @@ def _padded(n_bytes: int, alignment: int) -> int:
     return -(-n_bytes // alignment) * alignment
 
 
-def _string(text: str) -> bytes:
-    raw = text.encode("utf-8")
+def _string(key: str, text: str) -> bytes:
+    try:
+        raw = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise MetadataError(
+            describe("a text is not valid Unicode", where=f"key {key!r}", got=ascii(text)[:80])
+        ) from error
     return struct.pack("<Q", len(raw)) + raw
 
 
 def _value(key: str, value: Any) -> tuple[int, bytes]:
     """Type id and payload of a value."""
     if isinstance(value, str):
-        return STRING_TYPE, _string(value)
+        return STRING_TYPE, _string(key, value)
     if isinstance(value, list | tuple):
         return ARRAY_TYPE, _sequence(key, value)
     if isinstance(value, np.ndarray) and value.ndim == 1:
@@ -96,7 +101,7 @@ def _value(key: str, value: Any) -> tuple[int, bytes]:
 def _sequence(key: str, values: Sequence[Any]) -> bytes:
     """Element type, length and elements of a list."""
     if all(isinstance(value, str) for value in values):
-        return struct.pack("<IQ", STRING_TYPE, len(values)) + b"".join(map(_string, values))
+        return struct.pack("<IQ", STRING_TYPE, len(values)) + b"".join(_string(key, value) for value in values)
     if len({isinstance(value, bool | np.bool_) for value in values}) != 1:
         raise _cannot_write(key, values)
     type_id, payload = _numbers(key, _array_of(values))
@@ -112,6 +117,7 @@ def _array_of(values: Sequence[Any]) -> npt.NDArray[Any]:
             limits = np.iinfo(dtype)
             if limits.min <= min(values) and max(values) <= limits.max:
                 return np.array(values, dtype)
+        return np.array(values, object)  # no type of the format holds them all: refused by the caller
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return np.array(values, np.float32)
     return np.array(values)

@@ -46,7 +46,13 @@ def test_good_file_says_what_it_holds(tmp_path: Path) -> None:
     assert dict(header.metadata) == {"general.architecture": "llama", "llama.block_count": 1}
     assert list(header.tensors) == ["blk.0.a", "b"]
     first, second = header.tensors.values()
-    assert (first.shape, first.dims, first.type, first.n_bytes, first.n_elements) == ((4, 8), (8, 4), GGMLType.F32, 128, 32)
+    assert (first.shape, first.dims, first.type, first.n_bytes, first.n_elements) == (
+        (4, 8),
+        (8, 4),
+        GGMLType.F32,
+        128,
+        32,
+    )
     assert first.offset == header.data_offset == len(raw.good_file()) - 256
     assert second.offset + second.n_bytes == header.n_bytes == len(raw.good_file())
     assert first.format.name == "F32"
@@ -199,7 +205,9 @@ def test_tensor_offsets() -> None:
     assert list(out_of_order.tensors) == ["last", "first"]
 
 
-@pytest.mark.parametrize(("type_id", "reason"), [(4, "removed"), (9, "activations"), (33, "removed"), (42, ""), (2**31, "")])
+@pytest.mark.parametrize(
+    ("type_id", "reason"), [(4, "removed"), (9, "activations"), (33, "removed"), (42, ""), (2**31, "")]
+)
 def test_unknown_tensor_types(type_id: int, reason: str) -> None:
     error = refused(raw.padded(raw.fixed_header(1, 0) + raw.tensor("t", [32], type_id, 0)) + bytes(256))
     assert "unknown tensor type" in str(error) and str(type_id) in str(error) and reason in str(error)

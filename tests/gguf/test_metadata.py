@@ -188,6 +188,4 @@ def test_g7_block_count(count: int, names: list[str]) -> None:
 def test_g7_block_count_that_matches() -> None:
     metadata = Metadata({"llama.block_count": 2}).prefixed("llama")
     assert check_block_count(metadata, infos("token_embd.weight", "blk.1.a", "blk.0.a", "blk.0.b")) == 2
-    assert "at least 1" in message(
-        lambda: check_block_count(Metadata({"llama.block_count": 0}).prefixed("llama"), {})
-    )
+    assert "at least 1" in message(lambda: check_block_count(Metadata({"llama.block_count": 0}).prefixed("llama"), {}))
