@@ -69,12 +69,16 @@ class Tokenizer(ABC):
         vocabulary: tokens, types and ids as read from the file.
         add_bos: whether `encode` puts BOS first by default.
         special: the texts that template text may name: control and user-defined tokens.
+        control: those of control tokens alone.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, add_bos: bool) -> None:
         self.vocabulary = vocabulary
         self.add_bos = add_bos
         self.special = SpecialTexts(vocabulary.special)
+        self.control = SpecialTexts(
+            {text: i for text, i in vocabulary.special.items() if vocabulary.types[i] == CONTROL}
+        )
         self._bytes: dict[int, bytes] = {}
 
     @staticmethod
