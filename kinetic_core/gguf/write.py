@@ -47,7 +47,9 @@ def gguf_bytes(
     metadata: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any] | RawTensor], *, version: int = 3
 ) -> bytes:
     """The whole file as bytes; see `write_gguf`."""
-    alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise _cannot_write("general.alignment", alignment)
     out = bytearray(MAGIC)
     out += struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():

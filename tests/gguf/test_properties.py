@@ -211,6 +211,9 @@ def test_the_writer_refuses_by_name() -> None:
     for bad in (None, b"bytes", {}, [1, "a"], [True, 1], np.zeros((2, 2)), np.array(["a"]), 2**64, object(), [None]):
         with pytest.raises(MetadataError, match=r"'the\.key'"):
             gguf_bytes({"the.key": bad}, {})
+    for bad_alignment in (0, "32", -8):
+        with pytest.raises(MetadataError, match=r"'general\.alignment'"):
+            gguf_bytes({"general.alignment": bad_alignment}, {})
     with pytest.raises(TensorError):
         gguf_bytes({}, {"t": np.zeros(3, np.complex64)})
     with pytest.raises(KineticError):
