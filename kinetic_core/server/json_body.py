@@ -1,0 +1,161 @@
+"""A request body as JSON, read strictly (RFC 8259): bounded in length, time and depth, every text valid Unicode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from kinetic_core.errors import describe
+from kinetic_core.server.failures import ApiError, ClientGone, InvalidField
+from kinetic_core.server.settings import ServerSettings
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+async def read_body(request: Request, settings: ServerSettings) -> bytes:
+    """The whole body. Raises ApiError 413 as soon as it is known to be too long, 408 when it does not arrive."""
+    limit = settings.max_body_bytes
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
+        raise _too_long(f"{declared} bytes" if len(declared) <= 18 else "a huge length", limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise _too_long(f"more than {limit} bytes", limit)
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            describe("the body did not arrive", got=f"{size} bytes in {settings.body_timeout_s:g} s"),
+            code="request_timeout",
+            headers={"Connection": "close"},
+        ) from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    return b"".join(parts)
+
+
+def _too_long(got: str, limit: int) -> ApiError:
+    # The rest of the body is not read, so the connection cannot be used again.
+    return ApiError(
+        413,
+        describe("the body is too long", got=got, expected=f"at most {limit} bytes"),
+        code="body_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
+    """The JSON object in `body`. Numbers that are not finite and lone surrogates are refused naming their field."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidField(
+            describe("the body is not UTF-8", got=f"byte {body[error.start]:#04x} at offset {error.start}"),
+            None,
+            code="invalid_json",
+        ) from None
+    _check_depth(body, max_depth)
+    try:
+        value = json.loads(text, object_pairs_hook=_unique)
+    except InvalidField:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InvalidField(
+            describe("the body is not JSON", got=str(error)[:200], expected="one JSON object"),
+            None,
+            code="invalid_json",
+        ) from None
+    if not isinstance(value, dict):
+        raise InvalidField(
+            describe("the body is not a JSON object", got=type_name(value), expected="an object"),
+            None,
+            code="invalid_json",
+        )
+    _check_values(value, "")
+    return value
+
+
+def type_name(value: object) -> str:
+    """A value's type in JSON's words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    return "an array" if isinstance(value, list) else "an object"
+
+
+def _check_depth(body: bytes, max_depth: int) -> None:
+    # Before parsing: a parser of nested arrays is recursive, and its own limit is the interpreter's stack.
+    if body.count(b"[") + body.count(b"{") <= max_depth:
+        return
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", body)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > max_depth:
+            raise InvalidField(
+                describe("the body is nested too deeply", expected=f"at most {max_depth} arrays and objects"),
+                None,
+                code="invalid_json",
+            )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidField(describe("a field is given twice", got=ascii(twice)), _shown(twice))
+    return values
+
+
+def _shown(name: str) -> str:
+    """A field's name fit for an answer: valid Unicode, not too long."""
+    return name.encode("utf-8", errors="replace").decode("utf-8")[:200]
+
+
+def _check_values(value: Any, path: str) -> None:
+    """Refuse what JSON texts cannot carry onwards. Recursion is bounded by the depth already checked."""
+    if isinstance(value, str):
+        _check_text(value, path)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidField(
+                describe("not a finite number", where=path, got=value, expected="a number that JSON can write"), path
+            )
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _check_text(name, path)
+            _check_values(item, f"{path}.{_shown(name)}" if path else _shown(name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_values(item, f"{path}[{index}]")
+
+
+def _check_text(text: str, path: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidField(
+            describe(
+                "text is not valid Unicode",
+                where=path or "the body",
+                got=f"a lone surrogate U+{ord(text[error.start]):04X} at character {error.start}",
+                expected="whole characters",
+            ),
+            path or None,
+        ) from None
