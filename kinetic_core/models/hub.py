@@ -92,7 +92,7 @@ def select(files: Sequence[str], reference: HubReference) -> tuple[str, ...]:
 
 
 def _has_quant(stem: str, quant: str) -> bool:
-    return re.search(rf"(^|[-._/]){re.escape(quant)}($|[-._/])", stem, re.IGNORECASE) is not None
+    return re.search(rf"(^|[-._/]){re.escape(quant)}($|[-./])", stem, re.IGNORECASE) is not None
 
 
 def _preferred(stems: list[str]) -> list[str]:
