@@ -22,9 +22,7 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     return tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
 
 
-def token_logprob(
-    tokenizer: Tokenizer, logits: npt.NDArray[np.float32], token_id: int, n_best: int
-) -> TokenLogprob:
+def token_logprob(tokenizer: Tokenizer, logits: npt.NDArray[np.float32], token_id: int, n_best: int) -> TokenLogprob:
     """The log-probability of `token_id` under f32[vocab], with those of the `n_best` best tokens."""
     logprobs = log_softmax(logits)
     top = best(logits, n_best).tolist() if n_best else ()

@@ -44,7 +44,7 @@ class EngineOptions:
     """Sizes of the engine; the pools are those that the executable was loaded with.
 
     context_length: most positions of a sequence.
-    n_blocks, n_slots, max_rows, max_outputs: as in `LoadOptions`.
+    n_blocks, n_slots, max_rows, max_outputs, kv_type: as in `LoadOptions`.
     has_states: has the program recurrent states?
     max_sequences: sequences that run at the same time.
     max_waiting:   requests that may wait; one more is refused with CapacityError.
@@ -56,6 +56,7 @@ class EngineOptions:
     max_rows: int
     max_outputs: int
     has_states: bool
+    kv_type: str = "f16"
     max_sequences: int = 8
     max_waiting: int = 256
 
@@ -128,6 +129,7 @@ class Engine:
         self._submitted: deque[tuple[Generation, RowSink | None]] = deque()
         self._cancelled: deque[Generation] = deque()
         self._closing = False
+        self._failure: BaseException | None = None
         self._active: dict[Generation, ActiveRequest] = {}
         self._n_open = 0
         self._serial = 0
@@ -189,6 +191,13 @@ class Engine:
             **self._counts,
         }
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why no more requests are taken: the engine was closed, or its thread ended; None while it runs."""
+        if self._closing:
+            return Cancelled("the engine is closed")
+        return self._failure if self._thread.is_alive() else (self._failure or BackendError("the engine stopped"))
+
     def close(self) -> None:
         """Cancel what runs, stop the thread and close the executable. Idempotent."""
         with self._wake:
@@ -205,15 +214,31 @@ class Engine:
     # the thread
 
     def _run(self) -> None:
-        while self._take_messages():
-            try:
-                self._step()
-            except Exception as error:  # a fault of the engine itself must not take later requests with it
-                logger.exception("the engine failed; every open request ends")
-                self._fail([*self._active.values()], _as_kinetic(error))
-        for active in list(self._active.values()):
-            self._end_all(active, "cancelled")
-        self._executable.close()
+        try:
+            while self._take_messages():
+                try:
+                    self._step()
+                except Exception as error:  # a fault of the engine itself must not take later requests with it
+                    logger.exception("the engine failed; every open request ends")
+                    self._fail([*self._active.values()], _as_kinetic(error))
+            for active in list(self._active.values()):
+                self._end_all(active, "cancelled")
+            self._executable.close()
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            self._end_unread()
+
+    def _end_unread(self) -> None:
+        """The thread ends: nobody may wait for an answer that never comes."""
+        with self._wake:
+            self._closing = True
+            waiting = [generation for generation, _ in self._submitted]
+            self._submitted.clear()
+            self._n_open -= len(waiting)
+        for generation in [*waiting, *self._active]:
+            generation.end(Cancelled("the engine stopped"))
 
     def _take_messages(self) -> bool:
         """Wait for something to do; take in new and cancelled requests. False: the engine closes."""
