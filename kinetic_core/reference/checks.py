@@ -13,12 +13,17 @@ from kinetic_core.program.program import Program
 
 
 def check_batch(program: Program, batch: RowBatch, options: LoadOptions, vocab: int) -> None:
-    """Raise BackendError unless `batch` is one that a backend loaded with `options` must run."""
+    """Raise BackendError unless `batch` is one that a backend loaded with `options` must run.
+
+    vocab: tokens that have an embedding.
+    """
     _check_rows(batch, options, vocab)
+    for number, sequence in enumerate(batch.sequences):
+        _check_tree(sequence, f"sequence {number} of the batch")
+    _check_positions(batch)
     written: dict[int, int] = {}
     for number, sequence in enumerate(batch.sequences):
         where = f"sequence {number} of the batch"
-        _check_tree(sequence, where)
         if program.kv_layers:
             _check_blocks(sequence, number, written, options, where)
         if program.states:
@@ -32,7 +37,7 @@ def check_batch(program: Program, batch: RowBatch, options: LoadOptions, vocab: 
             _refuse("a slot is used twice", "the batch", slots, "every sequence and snapshot with its own")
     last_row = -1
     for output, head in enumerate(batch.heads):
-        _check_head(head, last_row, batch.n_rows, vocab, f"output {output} of the batch")
+        _check_head(head, last_row, batch.n_rows, program.logits.width, f"output {output} of the batch")
         last_row = head.row
     if len(batch.heads) > options.max_outputs:
         _refuse("too many outputs", "the batch", len(batch.heads), f"at most {options.max_outputs}")
@@ -59,14 +64,16 @@ def _check_rows(batch: RowBatch, options: LoadOptions, vocab: int) -> None:
         row += sequence.n_rows
     if row != n:
         _refuse("the sequences do not make up the batch", "the batch", f"{row} rows", f"{n} rows")
+
+
+def _check_positions(batch: RowBatch) -> None:
     for number, sequence in enumerate(batch.sequences):
         got = batch.positions[sequence.first_row : sequence.first_row + sequence.n_rows].tolist()
         expected = list(range(sequence.start, sequence.start + sequence.n_committed))
         for parent in sequence.draft_parents:
-            if 0 <= parent < len(expected):
-                expected.append(expected[parent] + 1)
+            expected.append(expected[parent] + 1)
         if got != expected:
-            _refuse("wrong positions or parents", f"sequence {number} of the batch", got, expected)
+            _refuse("wrong positions", f"sequence {number} of the batch", got, expected)
 
 
 def _check_tree(sequence: SequenceRows, where: str) -> None:
