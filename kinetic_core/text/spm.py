@@ -94,7 +94,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _encode_plain(self, text: str, field: str) -> list[int]:
         ids: list[int] = []
-        for symbol in self._merge(text.replace(" ", SPACE)):
+        for symbol in self.merge(text.replace(" ", SPACE)):
             known = self._pieces.get(symbol)
             if known is not None:
                 ids.append(known[1])
@@ -115,7 +115,7 @@ class SentencePieceTokenizer(Tokenizer):
                 )
         return ids
 
-    def _merge(self, text: str) -> list[str]:
+    def merge(self, text: str) -> list[str]:
         """The symbols that are left when no adjacent pair joins to a piece any more."""
         symbols: list[str | None] = list(text)
         before = list(range(-1, len(symbols) - 1))

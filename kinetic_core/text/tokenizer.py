@@ -4,8 +4,8 @@ Two kinds of vocabulary are known. `tokenizer.ggml.model` = "gpt2" is byte-level
 2016, over bytes as in GPT-2): the `tokenizers` package runs the split and the merges. "llama" is a SentencePiece
 vocabulary with scores, see `kinetic_core.text.spm`.
 
-The built tokenizer is not kept on disk: reading 248,320 tokens back with `tokenizers` takes about twice as long as
-building them from the vocabulary and merges, which the model's file holds anyway (docs/performance.md).
+The built tokenizer is not kept on disk: of 248,320 tokens, building took 0.3 to 0.6 s and reading back what
+`tokenizers` saves 0.8 to 1.0 s, and the model's file holds the vocabulary and merges anyway.
 """
 
 from __future__ import annotations
