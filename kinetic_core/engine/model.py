@@ -90,6 +90,21 @@ class Model:
         return self._source.metadata
 
     @property
+    def source(self) -> TensorSource:
+        """The tensors that were loaded."""
+        return self._source
+
+    @property
+    def program(self) -> Program:
+        """What a step computes."""
+        return self._program
+
+    @property
+    def executable(self) -> Executable:
+        """What runs a step. For measurements, and only while no request runs: the engine's thread owns it."""
+        return self._executable
+
+    @property
     def template(self) -> ChatTemplate:
         """The chat template. Raises TemplateError when the model has none."""
         if self._template is None:
@@ -314,7 +329,7 @@ def load(
             ),
             field="kv",
         )
-    source, name = _open(model, progress)
+    source, name = open_source(model, progress)
     try:
         architecture = registry.architecture_for(source.metadata.get_str("general.architecture"))(source)
         program = record_program(architecture, registry.get("head", "full")(), source)
@@ -383,7 +398,8 @@ def tensor_bytes_by_type(source: TensorSource) -> dict[str, int]:
     return sizes
 
 
-def _open(model: str | os.PathLike[str] | None, progress: Progress | None) -> tuple[TensorSource, str]:
+def open_source(model: str | os.PathLike[str] | None, progress: Progress | None = None) -> tuple[TensorSource, str]:
+    """The tensors that `model` names, and its name; parameters and errors as for `load`."""
     if isinstance(model, str) and model == TINY_HYBRID:
         from kinetic_core.reference.tiny_hybrid import tiny_hybrid_source
 
