@@ -1,0 +1,5 @@
+"""placeholder"""
+
+
+def bench() -> None:
+    """Bench."""
