@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 from kinetic_core.errors import RequestError
 
-# Noncharacters first (no text exchange uses them), then the two private-use planes.
+# Rare printable signs without case or composition first (Byzantine musical notation, Anatolian hieroglyphs): a template
+# that prints a mapping escapes what is not printable. Then characters that nobody has: noncharacters, private use.
 _CANDIDATES = [
+    *range(0x1D000, 0x1D0F6),
+    *range(0x14400, 0x14647),
     *range(0xFDD0, 0xFDF0),
-    *(plane + 0xFFFE for plane in range(0x10000, 0x110000, 0x10000)),
     *range(0xF0000, 0xFFFFE),
     *range(0x100000, 0x10FFFE),
 ]
@@ -128,5 +130,5 @@ def choose_marks(texts: Iterable[str]) -> Marks:
     free = (chr(code_point) for code_point in _CANDIDATES if chr(code_point) not in used)
     inside, quote = next(free, None), next(free, None)
     if inside is None or quote is None:
-        raise RequestError("the messages use every private character there is; remove some", field="messages")
+        raise RequestError("the messages use every rare character there is; remove some", field="messages")
     return Marks(inside, quote)

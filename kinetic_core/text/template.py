@@ -301,7 +301,9 @@ def _check_message(message: object, index: int) -> dict[str, Any]:
         return dict(message)
     if not isinstance(content, (list, tuple)):
         raise RequestError(
-            describe("not a content", where=where, got=type(content).__name__, expected="a string or parts"),
+            describe(
+                "not a content", where=f"{where}.content", got=type(content).__name__, expected="a string or parts"
+            ),
             field=f"{where}.content",
         )
     texts: list[str] = []

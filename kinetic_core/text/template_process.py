@@ -30,6 +30,11 @@ class TemplateWorker:
         self._owner = os.getpid()
         self._ready = False
 
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The process, if one was started."""
+        return self._process
+
     def start(self) -> None:
         """Start the process if none runs, without waiting until it is ready."""
         with self._lock:
