@@ -23,7 +23,11 @@ SIGNATURE = "void(int64,int64,int64)"
 OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "fastmath": False}
 
 #: The modules of this package that hold kernels.
-MODULES: list[str] = []
+MODULES: list[str] = [
+    "linear_32",
+    "linear_k",
+    "quantize",
+]
 
 #: Every registered kernel by name; complete after `load_all`.
 KERNELS: dict[str, Callable[[int, int, int], None]] = {}

@@ -1,5 +1,494 @@
-"""Exact integer dot products of the linear kernels, by lowering."""
+"""Exact integer dot products of the linear kernels, by lowering.
+
+A tile computes LANES outputs (one per 32-bit lane) of R input rows at once. Weights are vectors of 4 * LANES bytes:
+four consecutive inputs of each output. The activations of a row are signed bytes, −127 … 127; four of them are
+broadcast to all lanes. Three kinds of accumulators, all holding exact integers:
+
+- *parts*: running sums of products of unsigned weight bytes. In AVX2 they are pairs of 16-bit sums (`vpmaddubsw`,
+  `vpaddw`), so a kernel may add at most `PART_STEPS[bits]` steps of `bits`-bit weights before it empties them; in the
+  other lowerings they are 32-bit (`vpdpbusd`, or plain multiplications).
+- *sums*: parts times the small integer scale of their sub-block. AVX-512 keeps them as float32, which is exact while
+  their magnitude stays below 2**24: every kernel states that bound. The others keep int32.
+- *totals*: int32 sums, as they are.
+
+Everything is exact, so the bits do not depend on the lowering. Row addresses are `x + r * x_stride`.
+"""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from kinetic_core.backends.cpu.simd.lowering import LANES, LOWERING
+from kinetic_core.backends.cpu.simd.memory import masked_store, vector_load
+from kinetic_core.backends.cpu.simd.types import (
+    F32,
+    I8,
+    I32,
+    I64,
+    WB,
+    WF,
+    WI,
+    WS,
+    Rows,
+    Static,
+    lane_constant,
+    pointer,
+    splat,
+)
+from kinetic_core.backends.cpu.simd.vector import emit_fma
+
+__all__ = [
+    "PART_STEPS",
+    "as_pairs",
+    "byte_scale",
+    "load_wf",
+    "load_wi",
+    "parts_finish",
+    "parts_start",
+    "parts_total",
+    "parts_zero",
+    "rows_fma",
+    "rows_fma_scaled",
+    "rows_load",
+    "rows_madd",
+    "rows_store",
+    "rows_sub",
+    "rows_to_f32",
+    "rows_zero_f32",
+    "rows_zero_i32",
+    "signed_byte_scale",
+    "splat_wi",
+    "static",
+    "sums_add",
+    "sums_sub_pairs",
+    "sums_to_f32",
+    "sums_zero",
+    "unpack_even_i8",
+    "unpack_odd_i8",
+]
+
+AVX512, AVX2 = LOWERING == "avx512vnni", LOWERING == "avx2"
+
+#: Most steps of `bits`-bit unsigned weights that parts may take. AVX2: a step adds at most 2 * (2**bits - 1) * 127 to
+#: a 16-bit sum, which must stay within 32767. Elsewhere a part is 32 bits wide and no kernel comes near its limit.
+PART_STEPS: dict[int, int] = {bits: 32767 // (2 * (2**bits - 1) * 127) if AVX2 else 1 << 10 for bits in range(2, 8)}
+
+#: The vectors of parts, sums and integer scales in this lowering.
+PART = WS if AVX2 else WI
+SUM = WF if AVX512 else WI
+SCALE = WF if AVX512 else WS if AVX2 else WI
+
+
+def call(builder, name, result, arguments):
+    """Emit the call of an LLVM intrinsic."""
+    kind = ir.FunctionType(result, [value.type for value in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def row_address(builder, x, x_stride, row, offset=0):
+    """Emit the address `x + row * x_stride + offset`."""
+    if row:
+        x = builder.add(x, builder.mul(x_stride, ir.Constant(I64, row)))
+    return builder.add(x, ir.Constant(I64, offset)) if offset else x
+
+
+def broadcast_i32(builder, address):
+    """Emit LANES copies of the int32 at an address."""
+    return splat(builder, builder.load(pointer(builder, address, I32), align=1, typ=I32), WI.ir)
+
+
+def broadcast_f32(builder, address):
+    """Emit LANES copies of the float32 at an address."""
+    return splat(builder, builder.load(pointer(builder, address, F32), align=1, typ=F32), WF.ir)
+
+
+def emit_madd(builder, a, b):
+    """Emit the int32 sums of two neighbouring int16 products."""
+    if AVX512:
+        return call(builder, "llvm.x86.avx512.pmaddw.d.512", WI.ir, [a, b])
+    if AVX2:
+        return call(builder, "llvm.x86.avx2.pmadd.wd", WI.ir, [a, b])
+    a, b = (builder.bitcast(value, WI.ir) for value in (a, b))
+    sixteen = lane_constant(WI.ir, 16)
+    low = builder.mul(builder.ashr(builder.shl(a, sixteen), sixteen), builder.ashr(builder.shl(b, sixteen), sixteen))
+    return builder.add(low, builder.mul(builder.ashr(a, sixteen), builder.ashr(b, sixteen)))
+
+
+#: LLVM 22 changed the type of the byte operands of vpdpbusd from 32-bit lanes to bytes.
+_DPBUSD_BYTES = llvm.llvm_version_info[0] >= 22
+
+
+def emit_dot_unsigned(builder, part, weights, x_address):
+    """Emit part + the products of unsigned weight bytes with the four signed bytes at an address."""
+    if AVX512:
+        x = broadcast_i32(builder, x_address)
+        operands = [part, weights, builder.bitcast(x, WB.ir)]
+        if not _DPBUSD_BYTES:
+            operands = [part, builder.bitcast(weights, WI.ir), x]
+        return call(builder, "llvm.x86.avx512.vpdpbusd.512", WI.ir, operands)
+    if AVX2:
+        x = builder.bitcast(broadcast_i32(builder, x_address), WB.ir)
+        return builder.add(part, call(builder, "llvm.x86.avx2.pmadd.ub.sw", WS.ir, [weights, x]))
+    return _generic_dot(builder, part, weights, x_address, signed=False)
+
+
+def _generic_dot(builder, part, weights, x_address, signed):
+    words = builder.bitcast(weights, WI.ir)
+    for byte in range(4):
+        if signed:
+            lifted = builder.shl(words, lane_constant(WI.ir, 24 - 8 * byte))
+            lane = builder.ashr(lifted, lane_constant(WI.ir, 24))
+        else:
+            lane = builder.and_(builder.lshr(words, lane_constant(WI.ir, 8 * byte)), lane_constant(WI.ir, 255))
+        at = builder.add(x_address, ir.Constant(I64, byte))
+        x = builder.sext(builder.load(pointer(builder, at, I8), align=1, typ=I8), I32)
+        part = builder.add(part, builder.mul(lane, splat(builder, x, WI.ir)))
+    return part
+
+
+def unpack_rows(builder, value, kind):
+    """The LLVM vectors of a `Rows` value."""
+    return [builder.extract_value(value, row) for row in range(kind.count)]
+
+
+def pack_rows(builder, vectors, kind):
+    """The `Rows` value of LLVM vectors."""
+    value = ir.Constant(kind.ir, ir.Undefined)
+    for row, vector in enumerate(vectors):
+        value = builder.insert_value(value, vector, row)
+    return value
+
+
+load_wi = vector_load(WI.ir, WI, "LANES int32 at an address.")
+load_wf = vector_load(WF.ir, WF, "LANES float32 at an address.")
+
+
+@intrinsic(prefer_literal=True)
+def static(typingctx, count):
+    """The literal `count` as a type that survives being passed to a function."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+
+    def codegen(context, builder, signature, args):
+        return ir.Constant(I8, 0)
+
+    return Static(count.literal_value)(count), codegen
+
+
+def _zero(vec, doc):
+    def zero(typingctx, rows):
+        if not isinstance(rows, Static):
+            return None
+        kind = Rows(vec, rows.count)
+
+        def codegen(context, builder, signature, args):
+            return pack_rows(builder, [lane_constant(vec.ir, 0)] * rows.count, kind)
+
+        return kind(rows), codegen
+
+    zero.__doc__ = doc
+    return intrinsic(zero)
+
+
+rows_zero_f32 = _zero(WF, "Float accumulators of +0.")
+rows_zero_i32 = _zero(WI, "Totals of 0.")
+parts_zero = _zero(PART, "Parts of 0.")
+sums_zero = _zero(SUM, "Sums of 0.")
+
+
+def rows_operation(vec_in, vec_out, step, doc, n_vectors=0, vector=None, addressed=True, kind_of=None):
+    """An intrinsic `f(rows, vectors…, [x, x_stride])` that maps each row's vector by `step(builder, v, vs, address)`."""
+    extra = [vector] * n_vectors + ([types.int64, types.int64] if addressed else [])
+
+    def check(rows):
+        return isinstance(rows, Rows) and rows.vec == vec_in
+
+    def emit(rows, args, builder):
+        vectors = args[1 : 1 + n_vectors]
+        results = []
+        for row, value in enumerate(unpack_rows(builder, args[0], rows)):
+            address = row_address(builder, *args[-2:], row) if addressed else None
+            results.append(step(builder, value, vectors, address))
+        return pack_rows(builder, results, Rows(vec_out, rows.count))
+
+    def build(rows):
+        if not check(rows):
+            return None
+
+        def codegen(context, builder, signature, args):
+            return emit(rows, args, builder)
+
+        return Rows(vec_out, rows.count)(rows, *extra), codegen
+
+    # numba counts an intrinsic's parameters, so each arity is written out.
+    if len(extra) == 0:
+
+        def operation(typingctx, rows):
+            return build(rows)
+    elif len(extra) == 1:
+
+        def operation(typingctx, rows, a):
+            return build(rows)
+    elif len(extra) == 2:
+
+        def operation(typingctx, rows, a, b):
+            return build(rows)
+    else:
+
+        def operation(typingctx, rows, a, b, c):
+            return build(rows)
+
+    operation.__doc__ = doc
+    return intrinsic(operation)
+
+
+def _start(typingctx, rows, x, x_stride):
+    if not isinstance(rows, Static):
+        return None
+    kind = Rows(PART, rows.count)
+
+    def codegen(context, builder, signature, args):
+        if AVX2:
+            return pack_rows(builder, [lane_constant(PART.ir, 0)] * rows.count, kind)
+        starts = [broadcast_i32(builder, row_address(builder, args[1], args[2], row)) for row in range(rows.count)]
+        return pack_rows(builder, starts, kind)
+
+    return kind(rows, types.int64, types.int64), codegen
+
+
+_start.__doc__ = "Parts that hold each row's int32 bias at its address; AVX2 leaves the bias to `parts_finish`."
+parts_start = intrinsic(_start)
+
+
+def _finish(builder, part, _, address):
+    if not AVX2:
+        return part
+    ones = lane_constant(WS.ir, 1)
+    return builder.add(emit_madd(builder, part, ones), broadcast_i32(builder, address))
+
+
+parts_finish = rows_operation(PART, WI, _finish, "Totals of parts that began with `parts_start` at the same addresses.")
+
+
+def _total(builder, part, _, address):
+    return emit_madd(builder, part, lane_constant(WS.ir, 1)) if AVX2 else part
+
+
+parts_total = rows_operation(PART, WI, _total, "Totals of parts.", addressed=False)
+
+
+def _to_f32(builder, value, *_):
+    return builder.sitofp(value, WF.ir)
+
+
+rows_to_f32 = rows_operation(WI, WF, _to_f32, "Totals as float32, rounded to nearest even.", addressed=False)
+if AVX512:
+    sums_to_f32 = rows_operation(WF, WF, lambda builder, value, *_: value, "Sums as float32.", addressed=False)
+else:
+    sums_to_f32 = rows_operation(WI, WF, _to_f32, "Sums as float32.", addressed=False)
+
+
+@intrinsic
+def sums_add(typingctx, sums, parts, scale):
+    """sums + parts * scale, exact."""
+    if not isinstance(sums, Rows) or sums.vec != SUM or scale != SCALE:
+        return None
+
+    def codegen(context, builder, signature, args):
+        results = []
+        pairs = zip(unpack_rows(builder, args[0], sums), unpack_rows(builder, args[1], parts), strict=True)
+        for total, part in pairs:
+            if AVX512:
+                results.append(emit_fma(builder, builder.sitofp(part, WF.ir), args[2], total))
+            elif AVX2:
+                results.append(builder.add(total, emit_madd(builder, part, args[2])))
+            else:
+                results.append(builder.add(total, builder.mul(part, args[2])))
+        return pack_rows(builder, results, sums)
+
+    return sums(sums, parts, scale), codegen
+
+
+@intrinsic
+def sums_sub_pairs(typingctx, sums, pairs, x, x_stride):
+    """AVX2: sums − pairs of int16 times the row's two int16 at its address. Else sums: `parts_start` did the same."""
+    if not isinstance(sums, Rows) or sums.vec != SUM or pairs != WS:
+        return None
+
+    def codegen(context, builder, signature, args):
+        if not AVX2:
+            return args[0]
+        results = []
+        for row, value in enumerate(unpack_rows(builder, args[0], sums)):
+            two = builder.bitcast(broadcast_i32(builder, row_address(builder, args[2], args[3], row)), WS.ir)
+            results.append(builder.sub(value, emit_madd(builder, args[1], two)))
+        return pack_rows(builder, results, sums)
+
+    return sums(sums, WS, types.int64, types.int64), codegen
+
+
+def _byte_scale(signed, doc):
+    def scale(typingctx, words, byte):
+        if words != WI or not isinstance(byte, types.IntegerLiteral):
+            return None
+        at = byte.literal_value
+
+        def codegen(context, builder, signature, args):
+            if AVX2:
+                # The byte into the high half of both int16 of a lane, zeros elsewhere; then shifted down.
+                order = [4 * (k // 4) + at if k % 2 else 32 for k in range(4 * LANES)]
+                mask = ir.Constant(ir.VectorType(I32, 4 * LANES), order)
+                source = builder.bitcast(args[0], WB.ir)
+                high = builder.shuffle_vector(source, lane_constant(WB.ir, 0), mask)
+                shift = builder.ashr if signed else builder.lshr
+                return shift(builder.bitcast(high, WS.ir), lane_constant(WS.ir, 8))
+            lifted = builder.shl(args[0], lane_constant(WI.ir, 24 - 8 * at)) if at < 3 else args[0]
+            shift = builder.ashr if signed else builder.lshr
+            value = shift(lifted, lane_constant(WI.ir, 24))
+            return builder.sitofp(value, WF.ir) if AVX512 else value
+
+        return SCALE(words, byte), codegen
+
+    scale.__doc__ = doc
+    return intrinsic(prefer_literal=True)(scale)
+
+
+byte_scale = _byte_scale(False, "The scales that are byte `byte` (a literal) of each lane, unsigned.")
+signed_byte_scale = _byte_scale(True, "The scales that are byte `byte` (a literal) of each lane, signed.")
+
+
+@intrinsic
+def splat_wi(typingctx, value):
+    """LANES copies of the low 32 bits of an int64."""
+
+    def codegen(context, builder, signature, args):
+        return splat(builder, builder.trunc(args[0], I32), WI.ir)
+
+    return WI(types.int64), codegen
+
+
+@intrinsic
+def as_pairs(typingctx, words):
+    """int32 lanes seen as twice as many int16 lanes."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], WS.ir)
+
+    return WS(WI), codegen
+
+
+def _unpack_i8(odd, doc):
+    def unpack(typingctx, words):
+        def codegen(context, builder, signature, args):
+            pairs, eight = builder.bitcast(args[0], WS.ir), lane_constant(WS.ir, 8)
+            return builder.ashr(pairs if odd else builder.shl(pairs, eight), eight)
+
+        return WS(WI), codegen
+
+    unpack.__doc__ = doc
+    return intrinsic(unpack)
+
+
+unpack_even_i8 = _unpack_i8(False, "Bytes 0 and 2 of each lane as a pair of int16.")
+unpack_odd_i8 = _unpack_i8(True, "Bytes 1 and 3 of each lane as a pair of int16.")
+
+
+def _madd(builder, total, vectors, address):
+    x = builder.bitcast(broadcast_i32(builder, address), WS.ir)
+    if AVX512:
+        operands = [total, vectors[0], x]
+        if not _DPBUSD_BYTES:
+            operands[1:] = [builder.bitcast(value, WI.ir) for value in operands[1:]]
+        return call(builder, "llvm.x86.avx512.vpdpwssd.512", WI.ir, operands)
+    return builder.add(total, emit_madd(builder, vectors[0], x))
+
+
+rows_madd = rows_operation(
+    WI,
+    WI,
+    _madd,
+    "Totals plus pairs of int16 times the row's two int16 at its address.",
+    n_vectors=1,
+    vector=WS,
+)
+
+
+@intrinsic
+def rows_sub(typingctx, a, b):
+    """a - b, row by row."""
+    if not isinstance(a, Rows) or a != b:
+        return None
+
+    def codegen(context, builder, signature, args):
+        operation = builder.fsub if a.vec.is_float else builder.sub
+        pairs = zip(unpack_rows(builder, args[0], a), unpack_rows(builder, args[1], b), strict=True)
+        return pack_rows(builder, [operation(*pair) for pair in pairs], a)
+
+    return a(a, b), codegen
+
+
+rows_fma = rows_operation(
+    WF,
+    WF,
+    lambda builder, acc, vectors, address: emit_fma(builder, vectors[0], broadcast_f32(builder, address), acc),
+    "acc + weights * the row's float32 at its address, rounded once.",
+    n_vectors=1,
+    vector=WF,
+)
+
+
+@intrinsic
+def rows_fma_scaled(typingctx, acc, weights, x, x_stride, value):
+    """acc + (weights * the row's float32 at its address) * value; the product in brackets and the sum are rounded."""
+    if not isinstance(acc, Rows) or acc.vec != WF or acc != value:
+        return None
+
+    def codegen(context, builder, signature, args):
+        results = []
+        pairs = zip(unpack_rows(builder, args[0], acc), unpack_rows(builder, args[4], acc), strict=True)
+        for row, (total, factor) in enumerate(pairs):
+            scale = broadcast_f32(builder, row_address(builder, args[2], args[3], row))
+            results.append(emit_fma(builder, builder.fmul(args[1], scale), factor, total))
+        return pack_rows(builder, results, acc)
+
+    return acc(acc, WF, types.int64, types.int64, acc), codegen
+
+
+@intrinsic
+def rows_load(typingctx, rows, address, stride):
+    """Float accumulators from LANES float32 per row."""
+    if not isinstance(rows, Static):
+        return None
+    kind = Rows(WF, rows.count)
+
+    def codegen(context, builder, signature, args):
+        where = [row_address(builder, args[1], args[2], row) for row in range(rows.count)]
+        vectors = [builder.load(pointer(builder, at, WF.ir), align=1, typ=WF.ir) for at in where]
+        return pack_rows(builder, vectors, kind)
+
+    return kind(rows, types.int64, types.int64), codegen
+
+
+@intrinsic
+def rows_store(typingctx, acc, address, stride, lanes):
+    """Store the first `lanes` lanes of each row's float32; memory past them is not touched."""
+    if not isinstance(acc, Rows) or acc.vec != WF:
+        return None
+
+    def codegen(context, builder, signature, args):
+        vectors = unpack_rows(builder, args[0], acc)
+        where = [row_address(builder, args[1], args[2], row) for row in range(acc.count)]
+        whole = builder.icmp_signed(">=", args[3], ir.Constant(I64, LANES))
+        with builder.if_else(whole) as (then, otherwise):
+            with then:
+                for at, vector in zip(where, vectors, strict=True):
+                    builder.store(vector, pointer(builder, at, WF.ir), align=1)
+            with otherwise:
+                for at, vector in zip(where, vectors, strict=True):
+                    masked_store(builder, at, vector, args[3])
+        return context.get_dummy_value()
+
+    return types.void(acc, types.int64, types.int64, types.int64), codegen

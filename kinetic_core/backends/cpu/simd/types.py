@@ -1,8 +1,8 @@
 """LLVM vectors as numba types.
 
 `Vec` is one vector value; `Rows` is a small fixed number of equal vectors, one per input row of a tile, which LLVM
-takes apart into registers. `RowCount` is a value-less token whose type says how many rows a tile has, so that one
-Python function compiles to a tile of any height.
+takes apart into registers. `Static` is an integer in a type, so that one Python function compiles to a
+tile of any height.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Rows(types.Type):
         super().__init__(name=f"Rows({vec.name} x {count})")
 
 
-class RowCount(types.Type):
-    """The height of a tile, known when its code is compiled."""
+class Static(types.Type):
+    """An integer that is known when code is compiled, such as the height of a tile: the value is in the type."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        super().__init__(name=f"RowCount({count})")
+        super().__init__(name=f"Static({count})")
 
 
 @register_model(Vec)
@@ -57,7 +57,7 @@ class _ValueModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, fe_type.ir)
 
 
-@register_model(RowCount)
+@register_model(Static)
 class _TokenModel(models.PrimitiveModel):
     def __init__(self, dmm, fe_type):
         super().__init__(dmm, fe_type, I8)

@@ -1,0 +1,78 @@
+"""What the linear kernels share: their arguments, and the walk over groups of outputs and tiles of rows.
+
+A linear kernel multiplies every row of a batch by one packed weight matrix. Arguments (int64 each):
+
+    0  n_rows
+    8  x: address of the rows, in the layout that the kernel's format wants (`ACTIVATIONS`)
+    16 bytes from one row of x to the next
+    24 weights: address of the packed matrix (see `packing`)
+    32 n_in
+    40 n_out
+    48 out: address of f32[n_rows, n_out]; nothing past n_out is written
+    56 bytes from one row of out to the next
+
+A work item is one group of 16 outputs, for all rows. `n_groups` gives the number of items.
+
+The float sequence of an output is the same in every tile and lowering: one accumulator that begins with +0 and takes
+its blocks in ascending order, as each kernel writes down. What is inside a block is an exact integer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from kinetic_core.backends.cpu.packing import GROUP
+from kinetic_core.backends.cpu.simd import LANES, load_i64, static
+
+#: How the helpers of kernels are compiled: into their caller.
+INLINE: dict[str, Any] = {"error_model": "numpy", "forceinline": True}
+
+#: Rows of the largest tile: accumulators of a tile must fit the registers (32 in AVX-512, else 16).
+TALL_TILES: bool = LANES == GROUP
+
+HALVES: int = GROUP // LANES
+
+
+def n_groups(n_out: int) -> int:
+    """Work items of a linear kernel."""
+    return -(-n_out // GROUP)
+
+
+def tile_runner(tile: Any, block_inputs: int, block_bytes: int) -> Any:
+    """The compiled walk `run(args, begin, end)` that calls a format's tile for every group, half and tile of rows.
+
+    tile: `tile(rows, weights, half, x, x_stride, n_blocks, out, out_stride, lanes)`, compiled by numba; weights is the
+    address of the group, half says which LANES of its 16 outputs, lanes how many of them to store.
+    """
+
+    @njit(error_model="numpy")
+    def run(args, begin, end):
+        n_rows, x, x_stride, weights = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+        n_blocks, n_out = load_i64(args + 32) // block_inputs, load_i64(args + 40)
+        out, out_stride = load_i64(args + 48), load_i64(args + 56)
+        stride = (GROUP * n_blocks * block_bytes + 63) // 64 * 64
+        for group in range(begin, end):
+            w = weights + group * stride
+            for half in range(HALVES):
+                first = group * GROUP + half * LANES
+                lanes = n_out - first
+                if lanes <= 0:
+                    break
+                a, y = x, out + 4 * first
+                left = n_rows
+                if TALL_TILES:
+                    while left >= 8:
+                        tile(static(8), w, half, a, x_stride, n_blocks, y, out_stride, lanes)
+                        a, y, left = a + 8 * x_stride, y + 8 * out_stride, left - 8
+                while left >= 4:
+                    tile(static(4), w, half, a, x_stride, n_blocks, y, out_stride, lanes)
+                    a, y, left = a + 4 * x_stride, y + 4 * out_stride, left - 4
+                if left >= 2:
+                    tile(static(2), w, half, a, x_stride, n_blocks, y, out_stride, lanes)
+                    a, y, left = a + 2 * x_stride, y + 2 * out_stride, left - 2
+                if left >= 1:
+                    tile(static(1), w, half, a, x_stride, n_blocks, y, out_stride, lanes)
+
+    return run
