@@ -387,9 +387,8 @@ class _HeaderParser:
     def alignment(self, metadata: Mapping[str, Value]) -> int:
         key = "general.alignment"
         value = metadata.get(key, DEFAULT_ALIGNMENT)
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if is_integer and MIN_ALIGNMENT <= value <= MAX_ALIGNMENT and value & (value - 1) == 0:  # type: ignore
-            return value  # type: ignore[return-value]
+        if isinstance(value, int) and MIN_ALIGNMENT <= value <= MAX_ALIGNMENT and value & (value - 1) == 0:
+            return value
         self.refuse(
             "bad alignment",
             key,

@@ -285,7 +285,7 @@ def check_block_count(metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> 
     for name in tensors:
         prefix, _, rest = name.partition(".")
         number = rest.partition(".")[0]
-        if prefix == "blk" and number.isascii() and number.isdigit() and len(number) < 10:
+        if prefix == "blk" and number.isascii() and number.isdigit():
             found.add(int(number))
     if len(found) != n_blocks or max(found) != n_blocks - 1:
         last = f", the last is blk.{max(found)}" if found else ""

@@ -174,6 +174,7 @@ def infos(*names: str) -> dict[str, TensorInfo]:
         (2**32 - 1, ["blk.0.attn_q.weight"]),
         (1, ["blk.0.a", "blk.1.a"]),
         (2, ["blk.0.a", "blk.2.a"]),
+        (3, ["blk.0.a", "blk.2.a"]),
         (1, ["output.weight"]),
         (1, ["blk.99999999999999999999.a"]),
         (1, ["blk.1.a"]),
