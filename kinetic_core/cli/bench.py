@@ -1,5 +1,113 @@
-"""placeholder"""
+"""``kinetic bench``: how fast a model runs here, and how close that is to what the memory allows."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kinetic_core import __version__
+from kinetic_core.cli.console import megabytes, print_json, progress_bar
+from kinetic_core.cli.options import (
+    BackendOption,
+    JSONOption,
+    KVOption,
+    ModelArgument,
+    StrictOption,
+    ThreadsOption,
+    load_model,
+)
+
+if TYPE_CHECKING:
+    from kinetic_core.bench.peer import Peer
+    from kinetic_core.engine.model import Model
 
 
-def bench() -> None:
-    """Bench."""
+def bench(
+    model: ModelArgument = None,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 256,
+    predict: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 64,
+    runs: Annotated[int, typer.Option(min=1, help="Figures are medians over so many runs.")] = 3,
+    peer: Annotated[bool, typer.Option("--peer", help="Alternate with llama.cpp (package xllamacpp).")] = False,
+    streams: Annotated[
+        int | None, typer.Option(min=2, max=256, help="Also compare so many concurrent requests with one.")
+    ] = None,
+    as_json: JSONOption = False,
+    threads: ThreadsOption = None,
+    kv: KVOption = "f16",
+    backend: BackendOption = "auto",
+    strict: StrictOption = False,
+) -> None:
+    """Measure loading, prompt and decode speed, the share of the memory's bandwidth, the cost of rows.
+
+    Greedy answers to made-up prompts, end tokens ignored.
+    """
+    from kinetic_core.bench import BenchOptions, measure, measure_first_token, measure_streams
+
+    options = BenchOptions(n_prompt=prompt, n_predict=predict, runs=runs)
+    began = time.perf_counter()
+    loaded = load_model(
+        model, threads=threads, ctx=None, kv=kv, backend=backend, strict=strict, parallel=max(16, streams or 0)
+    )
+    load_s = time.perf_counter() - began
+    result: dict[str, Any] = {"version": __version__, "model": loaded.name, "load_s": load_s}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(loaded)
+        progress = stack.enter_context(progress_bar())
+        other = stack.enter_context(_peer(loaded, options.n_prompt, options.n_predict)) if peer else None
+        result |= {"prompt_tokens": prompt, "predict_tokens": predict, "runs": runs}
+        result |= measure(loaded, options, peer=other, progress=progress)
+        if streams is not None:
+            progress("concurrent requests", 0.0)
+            result["streams"] = measure_streams(loaded, streams, options)
+        result["backend"] = loaded.executable.statistics()
+        result["kernel_digest"] = loaded.kernel_digest
+    arguments = [*(["--model", model] if model is not None else []), "--kv", kv, "--backend", backend]
+    if threads is not None:
+        arguments += ["--threads", str(threads)]
+    with progress_bar() as progress:
+        progress("start to first token", 0.0)
+        result["first_token_s"] = measure_first_token(arguments, runs)
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def _peer(model: Model, n_prompt: int, n_predict: int) -> Peer:
+    from kinetic_core.bench.peer import Peer
+    from kinetic_core.errors import BackendError, describe
+
+    path = getattr(model.source, "path", None)
+    if path is None:
+        raise BackendError(describe("llama.cpp needs a model file", got=model.name))
+    return Peer(
+        path,
+        n_threads=int(model.executable.statistics().get("n_threads", 1)),
+        n_prompt=n_prompt,
+        n_predict=n_predict,
+        vocab_size=model.vocab_size,
+    )
+
+
+def _print(result: dict[str, Any]) -> None:
+    def line(label: str, value: str) -> None:
+        print(f"{label + ':':<24} {value}")
+
+    line("model", f"{result['model']}, {result['threads']} threads")
+    line("load", f"{result['load_s']:.2f} s")
+    line("start to first token", f"{result['first_token_s']:.2f} s")
+    line(f"prompt of {result['prompt_tokens']}", f"{result['prompt_tok_s']:.1f} tok/s")
+    line("decode", f"{result['decode_tok_s']:.1f} tok/s")
+    line("read per token", megabytes(result["bytes_per_token"]))
+    line("read bandwidth", f"{result['bandwidth_gb_s']:.1f} GB/s, {result['bandwidth_share']:.0%} used by decode")
+    line("cost of rows", ", ".join(f"{n}: {cost:.2f}" for n, cost in result["rows_cost"].items()))
+    if "streams" in result:
+        streams = result["streams"]
+        line(f"{streams['streams']} streams", f"{streams['all_tok_s']:.1f} tok/s, {streams['ratio']:.2f} x one")
+    if "peer" in result:
+        peer = result["peer"]
+        line("llama.cpp prompt", f"{peer['prompt_tok_s']:.1f} tok/s; ours is {peer['prompt_ratio']:.2f} x")
+        line("llama.cpp decode", f"{peer['decode_tok_s']:.1f} tok/s; ours is {peer['decode_ratio']:.2f} x")
