@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_CANDIDATES = 256
 """Above this many candidates the whole distribution is read: one selection costs more than the copy."""
 
+_PIECE = 4096
+
 
 class Outputs(Protocol):
     """The part of `Executable` that a sampler reads."""
@@ -159,7 +161,7 @@ class Sampler:
             return int(ids[0])
         options = self._options
         # Each weight is the probability times the sum of all; the division is left out, top-p is scaled instead.
-        weights = exp64((scores - top) / options.temperature)
+        weights = _exp((scores - top) / options.temperature)
         cumulative = np.cumsum(weights)  # one after the other: a fixed order of additions
         n_kept = len(ids)
         if options.top_p < 1:
@@ -218,9 +220,16 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     if not np.isfinite(top):
         raise _not_finite()
     scores -= top
-    total = np.cumsum(exp64(scores))[-1:]
+    total = np.cumsum(_exp(scores))[-1:]
     scores -= log64(total)
     return scores
+
+
+def _exp(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """`exp64` of f64[n], in pieces whose intermediate results stay in the cache: twice as fast for a vocabulary."""
+    if len(x) <= _PIECE:
+        return exp64(x)
+    return np.concatenate([exp64(x[start : start + _PIECE]) for start in range(0, len(x), _PIECE)])
 
 
 def _not_finite() -> NumericalError:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from executables import HashModel
 
 from kinetic_core.engine.engine import Engine, EngineOptions
 from kinetic_core.interfaces import Executable, LoadOptions
@@ -30,13 +31,17 @@ class TinyModel:
     def load(self, **options: Any) -> Executable:
         return ReferenceBackend().load(self.program, self.source, LoadOptions(**options))
 
+    def load_hash(self, **options: Any) -> Any:
+        return HashModel(options["n_blocks"], options["n_slots"], self.architecture.vocab_size)
+
     def engine(self, wrap: Callable[[Executable], Executable] = lambda executable: executable, **sizes: Any) -> Engine:
         cache = sizes.pop("cache", None)
+        load = self.load_hash if sizes.pop("hashed", False) else self.load
         values = {"n_blocks": 24, "n_slots": 8, "max_rows": 288, "max_outputs": 32, **sizes}
         values = {"context_length": min(2048, values["n_blocks"] * 256), "has_states": True, **values}
         options = EngineOptions(**values)
         loaded = {name: values[name] for name in ("n_blocks", "n_slots", "max_rows", "max_outputs")}
-        executable = wrap(self.load(**loaded))
+        executable = wrap(load(**loaded))
         return Engine(executable, self.tokenizer, self.architecture.vocab_size, options, cache=cache)
 
 
@@ -52,7 +57,10 @@ def random_model() -> TinyModel:
 
 @pytest.fixture
 def make_engine(predictable: TinyModel, random_model: TinyModel) -> Iterator[MakeEngine]:
-    """Makes engines and closes them; afterwards none may hold a block or a slot."""
+    """Makes engines and closes them; afterwards none may hold a block or a slot.
+
+    random: a random model, not the predictable one. hashed: no model but a `HashModel`.
+    """
     engines: list[Engine] = []
 
     def make(*, random: bool = False, **sizes: Any) -> Engine:
