@@ -4,7 +4,7 @@ A linear kernel multiplies every row of a batch by one packed weight matrix. Arg
 
     0  n_rows
     8  x: address of the rows, in the layout that the kernel's format wants (`ACTIVATIONS`)
-    16 bytes from one row of x to the next
+    16 bytes from one row of x to the next (float kernels only; quantized rows lie in tiles)
     24 weights: address of the packed matrix (see `packing`)
     32 n_in
     40 n_out
@@ -23,14 +23,15 @@ from typing import Any
 
 from numba import njit
 
+from kinetic_core.backends.cpu.kernels.quantize import TILE_ROWS
 from kinetic_core.backends.cpu.packing import GROUP
 from kinetic_core.backends.cpu.simd import LANES, load_i64, static
 
 #: How the helpers of kernels are compiled: into their caller.
 INLINE: dict[str, Any] = {"error_model": "numpy", "forceinline": True}
 
-#: Rows of the largest tile: accumulators of a tile must fit the registers (32 in AVX-512, else 16).
-TALL_TILES: bool = LANES == GROUP
+#: Rows of the tallest tile: its accumulators should mostly fit the registers (32 in AVX-512, else 16).
+TALL_ROWS: int = 16 if LANES == GROUP else 4
 
 HALVES: int = GROUP // LANES
 
@@ -40,16 +41,17 @@ def n_groups(n_out: int) -> int:
     return -(-n_out // GROUP)
 
 
-def tile_runner(tile: Any, block_inputs: int, block_bytes: int) -> Any:
+def tile_runner(tile: Any, block_inputs: int, block_bytes: int, row_bytes: int, x_tile_bytes: int) -> Any:
     """The compiled walk `run(args, begin, end)` that calls a format's tile for every group, half and tile of rows.
 
-    tile: `tile(rows, weights, half, x, x_stride, n_blocks, out, out_stride, lanes)`, compiled by numba; weights is the
-    address of the group, half says which LANES of its 16 outputs, lanes how many of them to store.
+    tile: `tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid)`, compiled by numba. weights is the
+    address of the group; half says which LANES of its 16 outputs; lanes how many of them to store, n_valid how many
+    rows. A tile may have more rows than are valid: it then computes on what lies in the buffer and stores nothing.
     """
 
     @njit(error_model="numpy")
     def run(args, begin, end):
-        n_rows, x, x_stride, weights = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+        n_rows, x, weights = load_i64(args), load_i64(args + 8), load_i64(args + 24)
         n_blocks, n_out = load_i64(args + 32) // block_inputs, load_i64(args + 40)
         out, out_stride = load_i64(args + 48), load_i64(args + 56)
         stride = (GROUP * n_blocks * block_bytes + 63) // 64 * 64
@@ -60,19 +62,19 @@ def tile_runner(tile: Any, block_inputs: int, block_bytes: int) -> Any:
                 lanes = n_out - first
                 if lanes <= 0:
                     break
-                a, y = x, out + 4 * first
-                left = n_rows
-                if TALL_TILES:
-                    while left >= 8:
-                        tile(static(8), w, half, a, x_stride, n_blocks, y, out_stride, lanes)
-                        a, y, left = a + 8 * x_stride, y + 8 * out_stride, left - 8
-                while left >= 4:
-                    tile(static(4), w, half, a, x_stride, n_blocks, y, out_stride, lanes)
-                    a, y, left = a + 4 * x_stride, y + 4 * out_stride, left - 4
-                if left >= 2:
-                    tile(static(2), w, half, a, x_stride, n_blocks, y, out_stride, lanes)
-                    a, y, left = a + 2 * x_stride, y + 2 * out_stride, left - 2
-                if left >= 1:
-                    tile(static(1), w, half, a, x_stride, n_blocks, y, out_stride, lanes)
+                row = 0
+                while row < n_rows:
+                    left = n_rows - row
+                    a = x + (row // TILE_ROWS) * n_blocks * x_tile_bytes + (row % TILE_ROWS) * row_bytes
+                    y = out + 4 * first + row * out_stride
+                    if TALL_ROWS > 4 and left > 4:
+                        tile(static(TALL_ROWS), w, half, a, n_blocks, y, out_stride, lanes, left)
+                        row += TALL_ROWS
+                    elif left > 1:
+                        tile(static(4), w, half, a, n_blocks, y, out_stride, lanes, left)
+                        row += 4
+                    else:
+                        tile(static(1), w, half, a, n_blocks, y, out_stride, lanes, left)
+                        row += 1
 
     return run

@@ -6,7 +6,14 @@ from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
 from kinetic_core.backends.cpu.kernels.linear import HALVES, INLINE, tile_runner
-from kinetic_core.backends.cpu.kernels.quantize import BIAS_32_AT, BLOCK_256_BYTES, SCALE_256_AT, SUMS_16_AT, SUMS_32_AT
+from kinetic_core.backends.cpu.kernels.quantize import (
+    BIAS_32_AT,
+    BLOCK_256_BYTES,
+    SCALE_256_AT,
+    SUMS_16_AT,
+    SUMS_32_AT,
+    TILE_256_BYTES,
+)
 from kinetic_core.backends.cpu.simd import (
     PART_STEPS,
     and_,
@@ -39,6 +46,9 @@ from kinetic_core.backends.cpu.simd import (
     unpack_odd_i8,
 )
 
+#: Bytes from one row of a tile of activations to the next.
+ROW = BLOCK_256_BYTES
+
 #: Bytes of a half of 16 lanes of 4 and of 2 bytes.
 HALF_4, HALF_2 = 64 // HALVES, 32 // HALVES
 
@@ -56,30 +66,30 @@ def _six_bit_scales(w):
 
 
 @njit(**INLINE)
-def _add_minimums(totals, minimums, x, x_stride):
+def _add_minimums(totals, minimums, x):
     """totals + four minimums (bytes of lanes) times the sums of 32 activations at `x`."""
     even = splat_wi(0x00FF00FF)
-    totals = rows_madd(totals, as_pairs(and_(minimums, even)), x, x_stride)
-    return rows_madd(totals, as_pairs(and_(shr(minimums, 8), even)), x + 4, x_stride)
+    totals = rows_madd(totals, as_pairs(and_(minimums, even)), x, ROW)
+    return rows_madd(totals, as_pairs(and_(shr(minimums, 8), even)), x + 4, ROW)
 
 
 @njit(**INLINE)
-def _q4_k_half(rows, scales, q, x, x_stride):
+def _q4_k_half(rows, scales, q, x):
     """Exact sums of 128 inputs: four sub-blocks of 32.
 
     A part is at most 32 * 15 * 127 = 60960; times a scale of at most 63, four of them stay below 2**24 (15361920).
     In 16 bits: 8 steps of 2 * 15 * 127 = 30480.
     """
-    low, high = dot_nibbles(parts_zero(rows), parts_zero(rows), q, x, x_stride, 8, 32)
+    low, high = dot_nibbles(parts_zero(rows), parts_zero(rows), q, x, ROW, 8, 32)
     sums = sums_add(sums_zero(rows), low, byte_scale(scales, 0))
     sums = sums_add(sums, high, byte_scale(scales, 1))
-    low, high = dot_nibbles(parts_zero(rows), parts_zero(rows), q + 512, x + 64, x_stride, 8, 32)
+    low, high = dot_nibbles(parts_zero(rows), parts_zero(rows), q + 512, x + 64, ROW, 8, 32)
     sums = sums_add(sums, low, byte_scale(scales, 2))
     return sums_add(sums, high, byte_scale(scales, 3))
 
 
 @njit(error_model="numpy")
-def _q4_k_tile(rows, weights, half, x, x_stride, n_blocks, out, out_stride, lanes):
+def _q4_k_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid):
     """Per block: acc += (d dx) S for the first 128 inputs, then the last 128, then acc += (−dmin dx) M; all fma."""
     acc = rows_zero_f32(rows)
     w, halves = weights + HALF_4 * half, weights + HALF_2 * half
@@ -87,19 +97,19 @@ def _q4_k_tile(rows, weights, half, x, x_stride, n_blocks, out, out_stride, lane
         scales, next_scales, low_minimums, high_minimums = _six_bit_scales(w + 64)
         d, negative_dmin = load_wf_f16(halves), neg(load_wf_f16(halves + 32))
         for part in range(2):
-            sums = _q4_k_half(rows, scales, w + 256 + 1024 * part, x + 128 * part, x_stride)
-            acc = rows_fma_scaled(acc, d, x + SCALE_256_AT, x_stride, sums_to_f32(sums))
+            sums = _q4_k_half(rows, scales, w + 256 + 1024 * part, x + 128 * part)
+            acc = rows_fma_scaled(acc, d, x + SCALE_256_AT, ROW, sums_to_f32(sums))
             scales = next_scales
-        totals = _add_minimums(rows_zero_i32(rows), low_minimums, x + SUMS_32_AT, x_stride)
-        totals = _add_minimums(totals, high_minimums, x + SUMS_32_AT + 8, x_stride)
-        acc = rows_fma_scaled(acc, negative_dmin, x + SCALE_256_AT, x_stride, rows_to_f32(totals))
+        totals = _add_minimums(rows_zero_i32(rows), low_minimums, x + SUMS_32_AT)
+        totals = _add_minimums(totals, high_minimums, x + SUMS_32_AT + 8)
+        acc = rows_fma_scaled(acc, negative_dmin, x + SCALE_256_AT, ROW, rows_to_f32(totals))
         w += Q4_K_MAIN
         halves += Q4_K_MAIN
-        x += BLOCK_256_BYTES
-    rows_store(acc, out, out_stride, lanes)
+        x += TILE_256_BYTES
+    rows_store(acc, out, out_stride, lanes, n_valid)
 
 
-_run_q4_k = tile_runner(_q4_k_tile, 256, Q4_K_BYTES)
+_run_q4_k = tile_runner(_q4_k_tile, 256, Q4_K_BYTES, BLOCK_256_BYTES, TILE_256_BYTES)
 
 
 @kernel("linear_q4_k")
@@ -115,19 +125,19 @@ _WHOLE_SUB_BLOCKS = PART_STEPS[6] >= 4
 
 
 @njit(**INLINE)
-def _q6_k_sub_block(rows, sums, scale, low, high, x, bias, x_stride, first, stream):
+def _q6_k_sub_block(rows, sums, scale, low, high, shift, x, bias, stream):
     """sums + scale * (q · x) of 16 inputs; q − 32 where parts begin with the bias, else q. 4 steps or 2 and 2."""
     if _WHOLE_SUB_BLOCKS:
-        parts = parts_start(rows, bias, x_stride)
-        return sums_add(sums, dot_q6_k(parts, low + first, high + first, x, x_stride, 0, 4, stream), scale)
-    parts = dot_q6_k(parts_zero(rows), low + first, high + first, x, x_stride, 0, 2, stream)
+        parts = parts_start(rows, bias, ROW)
+        return sums_add(sums, dot_q6_k(parts, low, high, shift, x, ROW, 0, 4, stream), scale)
+    parts = dot_q6_k(parts_zero(rows), low, high, shift, x, ROW, 0, 2, stream)
     sums = sums_add(sums, parts, scale)
-    parts = dot_q6_k(parts_zero(rows), low + first, high + first, x + 8, x_stride, 2, 2, stream)
+    parts = dot_q6_k(parts_zero(rows), low, high, shift, x + 8, ROW, 2, 2, stream)
     return sums_add(sums, parts, scale)
 
 
 @njit(**INLINE)
-def _q6_k_stream(rows, acc, d, first_scale, second_scale, pairs, low, high, x, sub, x_block, x_stride, stream):
+def _q6_k_stream(rows, acc, d, first_scale, second_scale, pairs, low, high, shift, x, sub, x_block, stream):
     """One stream of 32 inputs (two sub-blocks of 16) of a half block: acc += (d dx) (s0 P0 + s1 P1), fma.
 
     P = sum of (q − 32) * activation is at most 16 * 32 * 127 = 65024 in magnitude; times a scale of at most 128, two
@@ -135,42 +145,38 @@ def _q6_k_stream(rows, acc, d, first_scale, second_scale, pairs, low, high, x, s
     pairs: the two scales times 32, as int16; sub: the number of the first sub-block, 0 to 14.
     """
     bias = x_block + BIAS_32_AT + 4 * sub
-    sums = _q6_k_sub_block(rows, sums_zero(rows), first_scale, low, high, x, bias, x_stride, 0, stream)
-    sums = _q6_k_sub_block(rows, sums, second_scale, low, high, x + 16, bias + 4, x_stride, 256, stream)
-    sums = sums_sub_pairs(sums, pairs, x_block + SUMS_16_AT + 2 * sub, x_stride)
-    return rows_fma_scaled(acc, d, x_block + SCALE_256_AT, x_stride, sums_to_f32(sums))
+    sums = _q6_k_sub_block(rows, sums_zero(rows), first_scale, low, high, shift, x, bias, stream)
+    sums = _q6_k_sub_block(rows, sums, second_scale, low + 256, high + 256, shift, x + 16, bias + 4, stream)
+    sums = sums_sub_pairs(sums, pairs, x_block + SUMS_16_AT + 2 * sub, ROW)
+    return rows_fma_scaled(acc, d, x_block + SCALE_256_AT, ROW, sums_to_f32(sums))
 
 
 @njit(error_model="numpy")
-def _q6_k_tile(rows, weights, half, x, x_stride, n_blocks, out, out_stride, lanes):
+def _q6_k_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid):
     """Per block, for every 32 inputs in order: acc += (d dx) S, fma."""
     acc = rows_zero_f32(rows)
     w = weights + HALF_4 * half
     tail = weights + Q6_K_MAIN * n_blocks + HALF_2 * half
     for _ in range(n_blocks):
         d = load_wf_f16(tail)
-        for part in range(2):
-            low, high = w + 256 + 1024 * part, w + 2304 + 512 * part
-            y, sub = x + 128 * part, 8 * part
-            words = load_wi(w + 128 * part)
-            even, odd = shl(unpack_even_i8(words), 5), shl(unpack_odd_i8(words), 5)
+        for quarter in range(4):
+            # Quarters 0 and 1 are the low and the high nibbles of the first 128 inputs, 2 and 3 of the others.
+            low, high = w + 256 + 1024 * (quarter >> 1), w + 2304 + 512 * (quarter >> 1)
+            shift, y, sub = 4 * (quarter & 1), x + 64 * quarter, 4 * quarter
+            words = load_wi(w + 64 * quarter)
+            pairs = shl(unpack_even_i8(words), 5)
             s0, s1 = signed_byte_scale(words, 0), signed_byte_scale(words, 2)
-            acc = _q6_k_stream(rows, acc, d, s0, s1, even, low, high, y, sub, x, x_stride, static(0))
+            acc = _q6_k_stream(rows, acc, d, s0, s1, pairs, low, high, shift, y, sub, x, static(0))
+            pairs = shl(unpack_odd_i8(words), 5)
             s0, s1 = signed_byte_scale(words, 1), signed_byte_scale(words, 3)
-            acc = _q6_k_stream(rows, acc, d, s0, s1, odd, low, high, y + 32, sub + 2, x, x_stride, static(1))
-            words = load_wi(w + 128 * part + 64)
-            even, odd = shl(unpack_even_i8(words), 5), shl(unpack_odd_i8(words), 5)
-            s0, s1 = signed_byte_scale(words, 0), signed_byte_scale(words, 2)
-            acc = _q6_k_stream(rows, acc, d, s0, s1, even, low, high, y + 64, sub + 4, x, x_stride, static(2))
-            s0, s1 = signed_byte_scale(words, 1), signed_byte_scale(words, 3)
-            acc = _q6_k_stream(rows, acc, d, s0, s1, odd, low, high, y + 96, sub + 6, x, x_stride, static(3))
+            acc = _q6_k_stream(rows, acc, d, s0, s1, pairs, low, high, shift, y + 32, sub + 2, x, static(1))
         w += Q6_K_MAIN
         tail += 32
-        x += BLOCK_256_BYTES
-    rows_store(acc, out, out_stride, lanes)
+        x += TILE_256_BYTES
+    rows_store(acc, out, out_stride, lanes, n_valid)
 
 
-_run_q6_k = tile_runner(_q6_k_tile, 256, Q6_K_BYTES)
+_run_q6_k = tile_runner(_q6_k_tile, 256, Q6_K_BYTES, BLOCK_256_BYTES, TILE_256_BYTES)
 
 
 @kernel("linear_q6_k")

@@ -1,11 +1,19 @@
 """Quantization of activations: float32 rows to signed bytes with one scale per block.
 
-Two layouts, named by their block length. Both keep all of a block together, so a linear kernel needs one address per
-row. In a block with largest magnitude `amax`, scale d = amax / 127 and each q = round_half_even(x * (127 / amax)), so
+Two layouts, named by their block length. Rows lie in tiles of 16 (`TILE_ROWS`), so that a linear kernel reaches the
+same block of 16 rows at constant offsets: block b of row r begins at
+
+    (r // 16) * n_blocks * TILE + b * TILE + (r % 16) * BLOCK
+
+with `BLOCK_256_BYTES` and `TILE_256_BYTES`, or `BLOCK_32_BYTES` and `TILE_32_BYTES`. (A tile's block is padded by one
+cache line, else the blocks of a lone row would all meet in a few sets of the cache.) `quantized_bytes` gives the size
+of a buffer; kernels may read, but never use, the rows of the last tile that nobody wrote.
+
+In a block with largest magnitude `amax`, scale d = amax / 127 and each q = round_half_even(x * (127 / amax)), so
 −127 ≤ q ≤ 127; products and quotients are rounded to float32 one by one. A block with amax below `TINY` is all zeros.
 A block that holds a NaN or an infinity has d = NaN and zeros, so that every output that reads it is NaN.
 
-`q8_256`, `BLOCK_256_BYTES` per 256 inputs:
+`q8_256`, 384 bytes per 256 inputs:
 
     0    i8[256]   q
     256  i16[8]    sums of 32 q, in the order 0 2 1 3 4 6 5 7 (pairs of sub-blocks as Q4_K's packed minimums meet them)
@@ -14,7 +22,7 @@ A block that holds a NaN or an infinity has d = NaN and zeros, so that every out
     308            padding
     320  i32[16]   −32 times the sums of 16 q
 
-`q8_32`, `BLOCK_32_BYTES` per 32 inputs:
+`q8_32`, 48 bytes per 32 inputs:
 
     0    i8[32]    q
     32   f32       d
@@ -22,8 +30,8 @@ A block that holds a NaN or an infinity has d = NaN and zeros, so that every out
     40   i32       −8 * sum of q
     44   i32       −128 * sum of q
 
-Arguments of the kernels (int64 each): n_rows, x address (f32[n_in] rows), x row stride in bytes, destination address,
-destination row stride in bytes, n_in. A work item is a row.
+Arguments of the kernels (int64 each): n_rows (not read), x address (f32[n_in] rows), x row stride in bytes,
+destination address, unused, n_in. A work item is a row.
 """
 
 from __future__ import annotations
@@ -56,19 +64,23 @@ from kinetic_core.backends.cpu.simd import (
 BLOCK_256_BYTES, SUMS_32_AT, SUMS_16_AT, SCALE_256_AT, BIAS_32_AT = 384, 256, 272, 304, 320
 BLOCK_32_BYTES, SCALE_32_AT, SCALED_SUM_AT, BIAS_8_AT, BIAS_128_AT = 48, 32, 36, 40, 44
 
+#: Rows of a tile, and bytes of one block of all of them.
+TILE_ROWS = 16
+TILE_256_BYTES, TILE_32_BYTES = TILE_ROWS * BLOCK_256_BYTES + 64, TILE_ROWS * BLOCK_32_BYTES + 64
+
 #: A block whose largest magnitude is below this counts as zero: 127 / amax would overflow for far smaller ones.
 TINY = np.float32(1e-30)
 _INFINITY_BITS, _NAN_BITS, _MAGNITUDE = 0x7F800000, 0x7FC00000, 0x7FFFFFFF
 
 
-def quantized_row_bytes(kind: str, n_in: int) -> int:
-    """Bytes of one quantized row of `n_in` inputs, of kind `q8_256` or `q8_32`; or of an `f32` row as it is."""
+def quantized_bytes(kind: str, n_in: int, max_rows: int) -> int:
+    """Bytes of a buffer for up to `max_rows` rows of `n_in` inputs, of kind `q8_256`, `q8_32`, or `f32` as it is."""
     if kind == "f32":
-        return 4 * n_in
-    block, n_bytes = {"q8_256": (256, BLOCK_256_BYTES), "q8_32": (32, BLOCK_32_BYTES)}[kind]
+        return 4 * n_in * max_rows
+    block, n_bytes = {"q8_256": (256, TILE_256_BYTES), "q8_32": (32, TILE_32_BYTES)}[kind]
     if n_in % block:
         raise ValueError(f"{kind} rows need a multiple of {block} inputs, got {n_in}")
-    return n_in // block * n_bytes
+    return -(-max_rows // TILE_ROWS) * (n_in // block) * n_bytes
 
 
 @njit(error_model="numpy")
@@ -91,17 +103,13 @@ def _sixteen(x, inverse, to):
 @kernel("quantize_q8_256")
 def quantize_q8_256(args, begin, end):
     """Rows to `q8_256`; n_in is a multiple of 256."""
-    x, x_stride, to, to_stride, n_in = (
-        load_i64(args + 8),
-        load_i64(args + 16),
-        load_i64(args + 24),
-        load_i64(args + 32),
-        load_i64(args + 40),
-    )
+    x, x_stride = load_i64(args + 8), load_i64(args + 16)
+    to, n_in = load_i64(args + 24), load_i64(args + 40)
     for row in range(begin, end):
+        first_block = to + (row // TILE_ROWS) * (n_in // 256) * TILE_256_BYTES + (row % TILE_ROWS) * BLOCK_256_BYTES
         for block in range(n_in // 256):
             source = x + row * x_stride + 1024 * block
-            target = to + row * to_stride + BLOCK_256_BYTES * block
+            target = first_block + TILE_256_BYTES * block
             bits = _largest_bits(source, 16)
             amax = bits_f32(bits)
             if bits >= _INFINITY_BITS or amax < TINY:
@@ -125,17 +133,13 @@ def quantize_q8_256(args, begin, end):
 @kernel("quantize_q8_32")
 def quantize_q8_32(args, begin, end):
     """Rows to `q8_32`; n_in is a multiple of 32."""
-    x, x_stride, to, to_stride, n_in = (
-        load_i64(args + 8),
-        load_i64(args + 16),
-        load_i64(args + 24),
-        load_i64(args + 32),
-        load_i64(args + 40),
-    )
+    x, x_stride = load_i64(args + 8), load_i64(args + 16)
+    to, n_in = load_i64(args + 24), load_i64(args + 40)
     for row in range(begin, end):
+        first_block = to + (row // TILE_ROWS) * (n_in // 32) * TILE_32_BYTES + (row % TILE_ROWS) * BLOCK_32_BYTES
         for block in range(n_in // 32):
             source = x + row * x_stride + 128 * block
-            target = to + row * to_stride + BLOCK_32_BYTES * block
+            target = first_block + TILE_32_BYTES * block
             bits = _largest_bits(source, 2)
             amax = bits_f32(bits)
             if bits >= _INFINITY_BITS or amax < TINY:

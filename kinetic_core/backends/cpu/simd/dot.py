@@ -473,22 +473,21 @@ def rows_load(typingctx, rows, address, stride):
 
 
 @intrinsic
-def rows_store(typingctx, acc, address, stride, lanes):
-    """Store the first `lanes` lanes of each row's float32; memory past them is not touched."""
+def rows_store(typingctx, acc, address, stride, lanes, n_valid):
+    """Store the first `lanes` lanes of the first `n_valid` rows; memory past them is not touched."""
     if not isinstance(acc, Rows) or acc.vec != WF:
         return None
 
     def codegen(context, builder, signature, args):
-        vectors = unpack_rows(builder, args[0], acc)
-        where = [row_address(builder, args[1], args[2], row) for row in range(acc.count)]
         whole = builder.icmp_signed(">=", args[3], ir.Constant(I64, LANES))
-        with builder.if_else(whole) as (then, otherwise):
-            with then:
-                for at, vector in zip(where, vectors, strict=True):
-                    builder.store(vector, pointer(builder, at, WF.ir), align=1)
-            with otherwise:
-                for at, vector in zip(where, vectors, strict=True):
-                    masked_store(builder, at, vector, args[3])
+        for row, vector in enumerate(unpack_rows(builder, args[0], acc)):
+            at = row_address(builder, args[1], args[2], row)
+            with builder.if_then(builder.icmp_signed(">", args[4], ir.Constant(I64, row))):
+                with builder.if_else(whole) as (then, otherwise):
+                    with then:
+                        builder.store(vector, pointer(builder, at, WF.ir), align=1)
+                    with otherwise:
+                        masked_store(builder, at, vector, args[3])
         return context.get_dummy_value()
 
-    return types.void(acc, types.int64, types.int64, types.int64), codegen
+    return types.void(acc, types.int64, types.int64, types.int64, types.int64), codegen

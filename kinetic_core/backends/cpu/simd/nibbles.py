@@ -24,7 +24,7 @@ from kinetic_core.backends.cpu.simd.dot import (
     row_address,
     unpack_rows,
 )
-from kinetic_core.backends.cpu.simd.types import I64, WB, WI, WS, Rows, lane_constant, pointer
+from kinetic_core.backends.cpu.simd.types import I16, I64, WB, WI, WS, Rows, lane_constant, pointer, splat
 
 __all__ = [
     "GROUP_VECTOR",
@@ -130,12 +130,12 @@ def dot_bytes(typingctx, parts, weights, x, x_stride, steps):
 
 
 @intrinsic(prefer_literal=True)
-def dot_q6_k(typingctx, parts, low, high, x, x_stride, first, steps, stream):
-    """A run of 6-bit weights of Q6_K: vector `first` … of one of the four streams of a half block.
+def dot_q6_k(typingctx, parts, low, high, shift, x, x_stride, first, steps, stream):
+    """A run of 6-bit weights of Q6_K: vectors `first` … of one of the four streams of a half block.
 
     low, high: addresses of the half block's 16 vectors of low nibbles and 8 vectors of high bit pairs. Stream 0 takes
-    low nibbles of vectors 0-7 and the lowest bit pair, stream 1 low nibbles of vectors 8-15 and the second pair,
-    streams 2 and 3 the high nibbles and the third and fourth pairs (`stream` is `Static`). Bound: `PART_STEPS[6]` steps.
+    vectors 0-7 and the lowest bit pair, stream 1 vectors 8-15 and the second pair (`stream` is `Static`), both after a
+    shift right by `shift`: 0 for the low nibbles and first two pairs, 4 for the high ones. Bound: `PART_STEPS[6]`.
     """
     literals = (first, steps)
     if not _is_parts(parts) or not all(isinstance(value, types.IntegerLiteral) for value in literals):
@@ -145,16 +145,19 @@ def dot_q6_k(typingctx, parts, low, high, x, x_stride, first, steps, stream):
 
     def codegen(context, builder, signature, args):
         values = unpack_rows(builder, args[0], parts)
+        by = splat(builder, builder.trunc(args[3], I16), WS.ir)
         for step in range(count):
-            nibbles = load_bytes(builder, args[1], begin + step + 8 * (which % 2))
+            nibbles = load_bytes(builder, args[1], begin + step + 8 * which)
             pairs = load_bytes(builder, args[2], begin + step)
-            lows = shift_bytes(builder, nibbles, 4 * (which // 2), 15)
-            highs = shift_bytes(builder, pairs, 2 * which - 4, 48)
-            values = add_products(builder, values, builder.or_(lows, highs), args[3], args[4], 4 * step)
+            nibbles, pairs = (
+                builder.bitcast(builder.lshr(builder.bitcast(value, WS.ir), by), WB.ir) for value in (nibbles, pairs)
+            )
+            lows, highs = mask_bytes(builder, nibbles, 15), shift_bytes(builder, pairs, 2 * which - 4, 48)
+            values = add_products(builder, values, builder.or_(lows, highs), args[4], args[5], 4 * step)
         return pack_rows(builder, values, parts)
 
     address = types.int64
-    return parts(parts, address, address, address, address, first, steps, stream), codegen
+    return parts(parts, address, address, address, address, address, first, steps, stream), codegen
 
 
 @intrinsic(prefer_literal=True)
