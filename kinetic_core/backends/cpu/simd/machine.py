@@ -100,6 +100,16 @@ def call_yield(typingctx, function):
 
 
 @intrinsic
+def opaque(typingctx, value):
+    """The same int64, which the optimizer knows nothing about: it need not reason about large scratch by address."""
+
+    def codegen(context, builder, signature, args):
+        return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", list(args), True)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
 def clock_ticks(typingctx):
     """A counter that runs at a constant rate, the same on every core; 0 where the machine is unknown."""
 

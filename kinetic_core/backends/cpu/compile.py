@@ -1,0 +1,225 @@
+"""Machine code of the kernels: compiled once per cache directory, in parallel processes, then loaded from it.
+
+numba's own cache notices an edit of the kernel's file only, not of the SIMD vocabulary it is written in, nor another
+choice of lowering. So the directory is named by a digest of everything that the machine code depends on, and what is
+in it is always current.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import logging
+import os
+import pkgutil
+import platform
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+
+from kinetic_core.errors import BackendError, describe
+
+if TYPE_CHECKING:
+    from kinetic_core.interfaces.backend import Progress
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE = Path(__file__).parent
+_COMPILED: dict[str, Any] = {}
+_LOCK = threading.RLock()
+
+
+def cache_root() -> Path:
+    """The directory that holds all that Kinetic caches; the variable `KINETIC_CACHE_DIR` names another."""
+    named = os.environ.get("KINETIC_CACHE_DIR")
+    return Path(named) if named else Path(platformdirs.user_cache_dir("kinetic"))
+
+
+def kernel_sources() -> list[Path]:
+    """Every file whose text the machine code of a kernel depends on, in a fixed order."""
+    return [path for folder in ("simd", "kernels") for path in sorted((_PACKAGE / folder).rglob("*.py"))]
+
+
+@functools.cache
+def kernel_digest() -> str:
+    """Names the machine code: sources, numba, llvmlite, Python, CPU, its features, the lowering. 32 hex digits."""
+    import llvmlite.binding
+    from numba.core import config
+
+    from kinetic_core.backends.cpu.simd.lowering import LOWERING, cpu_features
+
+    digest = hashlib.sha256()
+    for path in kernel_sources():
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(_PACKAGE).as_posix()} {len(text)}\n".encode())
+        digest.update(text)
+    facts = (
+        importlib.metadata.version("numba"),
+        importlib.metadata.version("llvmlite"),
+        sys.version,
+        platform.machine(),
+        config.CPU_NAME or llvmlite.binding.get_host_cpu_name(),
+        ",".join(sorted(cpu_features())),
+        LOWERING,
+        str(config.OPT),
+        str(config.BOUNDSCHECK),
+    )
+    digest.update("\n".join(facts).encode())
+    return digest.hexdigest()[:32]
+
+
+def cache_directory() -> Path:
+    """Where the machine code of this process's kernels lies."""
+    return cache_root() / "kernels" / kernel_digest()
+
+
+@functools.cache
+def registry() -> dict[str, Any]:
+    """Every kernel function by name; imports all kernel modules."""
+    from kinetic_core.backends.cpu import kernels
+
+    for module in pkgutil.iter_modules(kernels.__path__):
+        importlib.import_module(f"{kernels.__name__}.{module.name}")
+    return kernels.KERNELS
+
+
+@contextlib.contextmanager
+def _numba_cache_in(directory: Path) -> Iterator[None]:
+    """numba caches in `directory` meanwhile. (It reads its configuration when a cached function is made.)"""
+    from numba.core import config
+
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(directory)
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
+
+
+def _marker(name: str) -> Path:
+    return cache_directory() / "compiled" / name
+
+
+def get(name: str) -> Any:
+    """The compiled kernel `name`, a numba CFunc with `address`; loaded from the cache, or compiled here and now.
+
+    Raises:
+        BackendError: no such kernel, or it does not compile.
+    """
+    with _LOCK:
+        compiled = _COMPILED.get(name)
+        if compiled is None:
+            compiled = _COMPILED[name] = _compile(name)
+        return compiled
+
+
+def _compile(name: str) -> Any:
+    from numba import cfunc
+
+    from kinetic_core.backends.cpu.kernels import OPTIONS, SIGNATURE
+
+    function = registry().get(name)
+    if function is None:
+        raise BackendError(describe("no such kernel", got=name))
+    directory = cache_directory()
+    try:
+        directory.joinpath("compiled").mkdir(parents=True, exist_ok=True)
+        with _numba_cache_in(directory):
+            compiled = cfunc(SIGNATURE, **OPTIONS)(function)
+        _marker(name).touch()
+    except OSError as error:
+        raise BackendError(
+            describe("cannot write the kernel cache", where=str(directory), got=error, hint="set KINETIC_CACHE_DIR")
+        ) from error
+    except Exception as error:
+        raise BackendError(describe(f"the kernel {name} does not compile", got=error)) from error
+    return compiled
+
+
+def prepare(names: Sequence[str], progress: Progress | None = None) -> None:
+    """Compile those of `names` that the cache lacks, in parallel processes, then load all into this one.
+
+    progress: called as ``("compiling kernel 7 of 23", 0.3)``.
+    """
+    wanted = sorted(set(names))
+    missing = [name for name in wanted if name not in _COMPILED and not _marker(name).exists()]
+    n_processes = min(len(missing), _n_cpus())
+    if n_processes > 1:
+        _compile_in_processes(missing, n_processes, progress)
+    for name in wanted:
+        get(name)
+
+
+def _n_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def _compile_in_processes(missing: Sequence[str], n_processes: int, progress: Progress | None) -> None:
+    waiting = list(reversed(missing))
+    lock = threading.Lock()
+    n_done = 0
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
+
+    def report() -> None:
+        if progress is not None and n_done < len(missing):
+            progress(f"compiling kernel {n_done + 1} of {len(missing)}", n_done / len(missing))
+
+    def feed() -> None:
+        """Give one process a name at a time. A name that fails is left to `get`, which says why."""
+        nonlocal n_done
+        command = [sys.executable, "-m", "kinetic_core.backends.cpu.compile"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None
+            while True:
+                with lock:
+                    if not waiting:
+                        break
+                    name = waiting.pop()
+                try:
+                    process.stdin.write(name + "\n")
+                    process.stdin.flush()
+                    answer = process.stdout.readline()
+                except OSError:
+                    answer = ""
+                with lock:
+                    n_done += 1
+                    report()
+                if not answer:
+                    logger.warning("the process that compiles kernels ended; compiling %s here", name)
+                    break
+            process.stdin.close()
+
+    report()
+    threads = [threading.Thread(target=feed, name=f"compile-{number}") for number in range(n_processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _serve_names() -> None:
+    """The helper process: compiles each name read from standard input, and answers with a line."""
+    for line in sys.stdin:
+        name = line.strip()
+        try:
+            get(name)
+        except BackendError:
+            print("failed", name, flush=True)
+        else:
+            print("compiled", name, flush=True)
+
+
+if __name__ == "__main__":
+    _serve_names()

@@ -1,0 +1,380 @@
+"""Causal attention over the blocks of the cache, a chunk of 256 absolute positions at a time.
+
+A chunk is a block. For each chunk, in ascending order: the scores of its positions, lane by lane over the columns of
+the head; their largest, exponentials and sum (16 lanes, tiles in order, then the tree of `hsum`); the weighted values,
+position after position. Chunks are combined by the larger of the two maxima, as in Milakov and Gimelshein 2018, arXiv
+1805.02867. Every row does this for itself, so the bits do not depend on how rows are grouped: up to four query vectors
+that read the same key head share the loads of keys and values, no more.
+
+A chunk outside a row's window or beyond its position is not computed for it. Lanes of a tile outside are computed and
+thrown away: what lies there may be anything.
+
+Arguments (int64 words, strides in bytes; the factor is the bits of a float64). An item is a tile of rows and a key
+head: item // tiles is the head.
+
+    0 q, 1 stride   2 out, 3 stride   4 kv_heads   5 query heads per key head   6 head_dim   7 factor of the scores
+    8 window (0: none)   9 tile records, 10 their number
+    11 address of the layer in block 0, 12 bytes per block
+    13 f32[rows, kv_heads, head_dim] with drafts' keys, 14 with their values
+
+A tile record is 8 words: first row, rows, position of the first row, address of the i32 block table, and for a draft
+(a tile of one row): positions that the blocks hold, address of the i64 rows of its path after those (itself last), and
+their number; the number is 0 for committed rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from kinetic_core.backends.cpu.kernels import kernel
+from kinetic_core.backends.cpu.kernels.mathfun import exp, exp_scalar
+from kinetic_core.backends.cpu.simd import (
+    add,
+    and_,
+    div,
+    fma,
+    ge,
+    hmax,
+    hsum,
+    iota,
+    load_f32,
+    load_f64,
+    load_i32,
+    load_i64,
+    load_vf,
+    lt,
+    max_,
+    mul,
+    select,
+    splat_f32,
+    splat_i32,
+    stack_bytes,
+    store_f32,
+    store_i64,
+    store_vf,
+    sub,
+    zero_bytes,
+    zero_f32,
+)
+from kinetic_core.backends.cpu.simd.attention import (
+    F16_CACHE,
+    F32_CACHE,
+    STRIP,
+    element_bytes,
+    fixed,
+    score_tiles,
+    weigh_values,
+)
+from kinetic_core.backends.cpu.simd.machine import opaque
+
+TILE_WORDS = 8
+CHUNK = 256
+MAX_HEAD_DIM = 256
+GROUP_VECTORS = 4
+_SCORE_BYTES = 4 * CHUNK
+_OUT_BYTES = 4 * MAX_HEAD_DIM
+_MINUS_INFINITY = np.float32(-np.inf)
+
+
+@njit(error_model="numpy")
+def _scores(cache, queries, keys, head_dim, first_tile, end_tile, scores):
+    """Scores of four query vectors (repeated where there are fewer) against tiles of 16 positions."""
+    tile_bytes = 16 * element_bytes(cache) * head_dim
+    tile = first_tile
+    while tile + STRIP <= end_tile:
+        at, to = keys + tile * tile_bytes, scores + 64 * tile
+        score_tiles(fixed(4), fixed(STRIP), cache, queries, at, head_dim, to, _SCORE_BYTES)
+        tile += STRIP
+    if STRIP > 1:
+        while tile < end_tile:
+            at, to = keys + tile * tile_bytes, scores + 64 * tile
+            score_tiles(fixed(4), fixed(1), cache, queries, at, head_dim, to, _SCORE_BYTES)
+            tile += 1
+
+
+@njit(error_model="numpy", forceinline=True)
+def _weigh(rows, cache, weights, values, head_dim, first, n, out):
+    """out[vector] += weights * values over positions first … first + n - 1 of the chunk."""
+    size = element_bytes(cache)
+    value_bytes = size * head_dim
+    weights += 4 * first
+    values += value_bytes * first
+    at = 0
+    while at + 16 * STRIP <= head_dim:
+        source, to = values + size * at, out + 4 * at
+        weigh_values(rows, fixed(STRIP), cache, weights, _SCORE_BYTES, source, value_bytes, n, to, _OUT_BYTES)
+        at += 16 * STRIP
+    if STRIP > 1:
+        while at < head_dim:
+            source, to = values + size * at, out + 4 * at
+            weigh_values(rows, fixed(1), cache, weights, _SCORE_BYTES, source, value_bytes, n, to, _OUT_BYTES)
+            at += 16
+
+
+@njit(error_model="numpy")
+def _weigh_four(cache, weights, values, head_dim, first, n, out):
+    _weigh(fixed(4), cache, weights, values, head_dim, first, n, out)
+
+
+@njit(error_model="numpy")
+def _weigh_one(cache, weights, values, head_dim, first, n, out):
+    _weigh(fixed(1), cache, weights, values, head_dim, first, n, out)
+
+
+@njit(error_model="numpy")
+def _softmax(scores, factor, low, high):
+    """Scores of positions low … high - 1 become exponentials; (largest score, sum of exponentials)."""
+    f, outside = splat_f32(factor), splat_f32(_MINUS_INFINITY)
+    first, last = splat_i32(low), splat_i32(high)
+    begin, end = low // 16, (high + 15) // 16
+    largest = outside
+    for tile in range(begin, end):
+        position = add(iota(), splat_i32(16 * tile))
+        inside = and_(ge(position, first), lt(position, last))
+        s = select(inside, mul(load_vf(scores + 64 * tile), f), outside)
+        store_vf(scores + 64 * tile, s)
+        largest = max_(largest, s)
+    top = hmax(largest)
+    shift = splat_f32(top)
+    total = zero_f32()
+    for tile in range(begin, end):
+        p = exp(sub(load_vf(scores + 64 * tile), shift))
+        store_vf(scores + 64 * tile, p)
+        total = add(total, p)
+    return top, hsum(total)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _merge(head_dim, state, chunk_top, chunk_sum, chunk_out, out):
+    """Combine a chunk with what the earlier ones gave. state: f32 (largest, sum), sum below 0 before the first."""
+    top, total = load_f32(state), load_f32(state + 4)
+    if total < np.float32(0.0):
+        store_f32(state, chunk_top)
+        store_f32(state + 4, chunk_sum)
+        for at in range(0, head_dim, 16):
+            store_vf(out + 4 * at, load_vf(chunk_out + 4 * at))
+        return
+    new_top = max_(top, chunk_top)
+    old_factor = exp_scalar(np.float32(top - new_top))
+    new_factor = exp_scalar(np.float32(chunk_top - new_top))
+    store_f32(state, new_top)
+    store_f32(state + 4, fma(chunk_sum, new_factor, np.float32(total * old_factor)))
+    old, new = splat_f32(old_factor), splat_f32(new_factor)
+    for at in range(0, head_dim, 16):
+        store_vf(out + 4 * at, fma(load_vf(chunk_out + 4 * at), new, mul(load_vf(out + 4 * at), old)))
+
+
+@njit(error_model="numpy")
+def _draft_scores(count, queries, keys, key_bytes, path, n, head_dim, scores):
+    """Scores against `n` draft rows, each over the columns in order as a lane of a tile does it."""
+    for k in range(n):
+        key = keys + load_i64(path + 8 * k) * key_bytes
+        for vector in range(count):
+            query = load_i64(queries + 8 * vector)
+            total = np.float32(0.0)
+            for d in range(head_dim):
+                total = fma(load_f32(query + 4 * d), load_f32(key + 4 * d), total)
+            store_f32(scores + _SCORE_BYTES * vector + 4 * k, total)
+
+
+@njit(error_model="numpy")
+def _weigh_drafts(weights, values, value_bytes, path, n, head_dim, out):
+    for k in range(n):
+        value = values + load_i64(path + 8 * k) * value_bytes
+        w = splat_f32(load_f32(weights + 4 * k))
+        for at in range(0, head_dim, 16):
+            store_vf(out + 4 * at, fma(w, load_vf(value + 4 * at), load_vf(out + 4 * at)))
+
+
+# Scratch of up to four query vectors, by offsets from one address. LOW, HIGH: positions seen, from … up to.
+_QUERY, _TARGET, _LOW, _HIGH, _STATE, _CHUNK_STATE = 0, 32, 64, 96, 128, 160
+_SCORES, _CHUNK_OUT, _OUT, _SCRATCH_BYTES = 256, 4352, 8448, 12544
+
+
+@njit(error_model="numpy")
+def _begin(args, record, kv_head, first_vector, count, scratch):
+    """Fill in the scratch of vectors first_vector …: vector v is row v // group, query head v % group of the key head."""
+    group, head_dim, window = load_i64(args + 40), load_i64(args + 48), load_i64(args + 64)
+    row0, start = load_i64(record), load_i64(record + 16)
+    for k in range(GROUP_VECTORS):
+        vector = first_vector + (k if k < count else 0)
+        row = vector // group
+        column = 4 * head_dim * (kv_head * group + vector - row * group)
+        at = scratch + 8 * k
+        store_i64(at + _QUERY, load_i64(args) + (row0 + row) * load_i64(args + 8) + column)
+        store_i64(at + _TARGET, load_i64(args + 16) + (row0 + row) * load_i64(args + 24) + column)
+        high = start + row + 1
+        store_i64(at + _LOW, max(0, high - window) if window > 0 else 0)
+        store_i64(at + _HIGH, high)
+        store_f32(at + _STATE + 4, np.float32(-1.0))
+
+
+@njit(error_model="numpy")
+def _part(vector, base, end):
+    """The positions of a vector that lie in base … end - 1, from base; the second is not larger where there are none."""
+    return max(load_i64(vector + _LOW) - base, 0), min(load_i64(vector + _HIGH), end) - base
+
+
+@njit(error_model="numpy")
+def _union(scratch, count, base, end):
+    """The least and largest ends of the vectors' parts of base … end - 1 that are not empty."""
+    low, high = CHUNK, 0
+    for k in range(count):
+        here, there = _part(scratch + 8 * k, base, end)
+        if here < there:
+            low, high = min(low, here), max(high, there)
+    return low, high
+
+
+@njit(error_model="numpy")
+def _intersection(scratch, count, base, end):
+    """The positions of base … end - 1 that every vector sees; (CHUNK, CHUNK) where there are none."""
+    low, high = 0, CHUNK
+    for k in range(count):
+        here, there = _part(scratch + 8 * k, base, end)
+        low, high = max(low, here), min(high, there)
+    return (low, high) if low < high else (CHUNK, CHUNK)
+
+
+@njit(error_model="numpy")
+def _weigh_block(cache, scratch, count, values, head_dim, base, end):
+    """Weighted values of a block: what all vectors see is shared; before and after it come what single ones see."""
+    low, high = _intersection(scratch, count, base, end)
+    zero_bytes(scratch + _CHUNK_OUT, GROUP_VECTORS * _OUT_BYTES)
+    if low > 0:
+        for k in range(count):
+            here, there = _part(scratch + 8 * k, base, end)
+            there = min(there, low)
+            if here < there:
+                weights, out = scratch + _SCORES + _SCORE_BYTES * k, scratch + _CHUNK_OUT + _OUT_BYTES * k
+                _weigh_one(cache, weights, values, head_dim, here, there - here, out)
+    if low < high:
+        _weigh_four(cache, scratch + _SCORES, values, head_dim, low, high - low, scratch + _CHUNK_OUT)
+    if high < CHUNK:
+        for k in range(count):
+            here, there = _part(scratch + 8 * k, base, end)
+            if max(here, high) < there:
+                weights, out = scratch + _SCORES + _SCORE_BYTES * k, scratch + _CHUNK_OUT + _OUT_BYTES * k
+                _weigh_one(cache, weights, values, head_dim, high, there - high, out)
+
+
+@njit(error_model="numpy")
+def _soften(scratch, count, factor, base):
+    """Scores to exponentials; each vector's largest score and sum to its chunk state."""
+    for k in range(count):
+        low, high = _part(scratch + 8 * k, base, base + CHUNK)
+        if low < high:
+            top, total = _softmax(scratch + _SCORES + _SCORE_BYTES * k, factor, low, high)
+            store_f32(scratch + 8 * k + _CHUNK_STATE, top)
+            store_f32(scratch + 8 * k + _CHUNK_STATE + 4, total)
+
+
+@njit(error_model="numpy")
+def _combine(scratch, count, head_dim, base):
+    for k in range(count):
+        low, high = _part(scratch + 8 * k, base, base + CHUNK)
+        if low < high:
+            _merge(
+                head_dim,
+                scratch + 8 * k + _STATE,
+                load_f32(scratch + 8 * k + _CHUNK_STATE),
+                load_f32(scratch + 8 * k + _CHUNK_STATE + 4),
+                scratch + _CHUNK_OUT + _OUT_BYTES * k,
+                scratch + _OUT + _OUT_BYTES * k,
+            )
+
+
+@njit(error_model="numpy")
+def _finish(scratch, count, head_dim):
+    for k in range(count):
+        total = splat_f32(load_f32(scratch + 8 * k + _STATE + 4))
+        target, out = load_i64(scratch + 8 * k + _TARGET), scratch + _OUT + _OUT_BYTES * k
+        for at in range(0, head_dim, 16):
+            store_vf(target + 4 * at, div(load_vf(out + 4 * at), total))
+
+
+@njit(error_model="numpy")
+def _attend_rows(cache, args, record, kv_head, count, scratch):
+    """Committed rows: everything they see lies in blocks."""
+    head_dim, factor = load_i64(args + 48), np.float32(load_f64(args + 56))
+    size, table = element_bytes(cache), load_i64(record + 24)
+    layer = load_i64(args + 88) + kv_head * 2 * size * CHUNK * head_dim
+    least, most = load_i64(scratch + _LOW), load_i64(scratch + 8 * (count - 1) + _HIGH)
+    for chunk in range(least // CHUNK, (most + CHUNK - 1) // CHUNK):
+        base = chunk * CHUNK
+        keys = layer + load_i32(table + 4 * chunk) * load_i64(args + 96)
+        low, high = _union(scratch, count, base, base + CHUNK)
+        _scores(cache, scratch + _QUERY, keys, head_dim, low // 16, (high + 15) // 16, scratch + _SCORES)
+        _soften(scratch, count, factor, base)
+        _weigh_block(cache, scratch, count, keys + size * CHUNK * head_dim, head_dim, base, base + CHUNK)
+        _combine(scratch, count, head_dim, base)
+    _finish(scratch, count, head_dim)
+
+
+@njit(error_model="numpy")
+def _attend_draft(cache, args, record, kv_head, count, scratch):
+    """A draft row: its path goes on behind the blocks, in rows of this step; the same sequence in the same chunks."""
+    head_dim, factor = load_i64(args + 48), np.float32(load_f64(args + 56))
+    size, table = element_bytes(cache), load_i64(record + 24)
+    layer = load_i64(args + 88) + kv_head * 2 * size * CHUNK * head_dim
+    held = load_i64(record + 32)
+    row_bytes = 4 * head_dim * load_i64(args + 32)
+    draft_keys = load_i64(args + 104) + 4 * head_dim * kv_head
+    draft_values = load_i64(args + 112) + 4 * head_dim * kv_head
+    least, most = load_i64(scratch + _LOW), load_i64(scratch + _HIGH)
+    for chunk in range(least // CHUNK, (most + CHUNK - 1) // CHUNK):
+        base = chunk * CHUNK
+        end = min(base + CHUNK, held)
+        keys = layer
+        if base < held:
+            keys += load_i32(table + 4 * chunk) * load_i64(args + 96)
+        low, high = _union(scratch, count, base, end)
+        if low < high:
+            _scores(cache, scratch + _QUERY, keys, head_dim, low // 16, (high + 15) // 16, scratch + _SCORES)
+        first = max(max(held, base), least)
+        n_drafts = max(0, min(most, base + CHUNK) - first)
+        path = load_i64(record + 40) + 8 * (first - held)
+        shift = 4 * (first - base)
+        if n_drafts > 0:
+            at = scratch + _SCORES + shift
+            _draft_scores(count, scratch + _QUERY, draft_keys, row_bytes, path, n_drafts, head_dim, at)
+        _soften(scratch, count, factor, base)
+        _weigh_block(cache, scratch, count, keys + size * CHUNK * head_dim, head_dim, base, end)
+        if n_drafts > 0:
+            for k in range(count):
+                weights, out = scratch + _SCORES + _SCORE_BYTES * k + shift, scratch + _CHUNK_OUT + _OUT_BYTES * k
+                _weigh_drafts(weights, draft_values, row_bytes, path, n_drafts, head_dim, out)
+        _combine(scratch, count, head_dim, base)
+    _finish(scratch, count, head_dim)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _attention(cache, args, begin, end):
+    group, records, n_tiles = load_i64(args + 40), load_i64(args + 72), load_i64(args + 80)
+    scratch = opaque(stack_bytes(_SCRATCH_BYTES))
+    for item in range(begin, end):
+        kv_head = item // n_tiles
+        record = records + 8 * TILE_WORDS * (item - kv_head * n_tiles)
+        n_vectors = load_i64(record + 8) * group
+        vector = 0
+        while vector < n_vectors:
+            count = min(GROUP_VECTORS, n_vectors - vector)
+            _begin(args, record, kv_head, vector, count, scratch)
+            if load_i64(record + 48) == 0:
+                _attend_rows(cache, args, record, kv_head, count, scratch)
+            else:
+                _attend_draft(cache, args, record, kv_head, count, scratch)
+            vector += count
+
+
+@kernel("attention_f16")
+def attention_f16(args, begin, end):
+    """Attention over float16 keys and values."""
+    _attention(fixed(F16_CACHE), args, begin, end)
+
+
+@kernel("attention_f32")
+def attention_f32(args, begin, end):
+    """Attention over float32 keys and values."""
+    _attention(fixed(F32_CACHE), args, begin, end)
