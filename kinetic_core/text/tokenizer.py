@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from typing import cast
 
 from kinetic_core.errors import RequestError, TokenizerError, describe
 from kinetic_core.text.pretokenizers import pre_tokenizer_spec
@@ -301,15 +302,13 @@ def _read_merges(metadata: Mapping[str, object], vocabulary: Vocabulary) -> list
                 hint="convert the model again with a current converter",
             )
         )
-    merges: list[tuple[str, str]] = []
-    for index, line in enumerate(lines):
-        left, separator, right = line.partition(" ")
-        if not separator or not left or not right or " " in right:
-            raise TokenizerError(
-                describe(f"merge {index} is malformed", where=MERGES_KEY, got=repr(line), expected='"left right"')
-            )
-        merges.append((left, right))
-    return merges
+    pairs = [tuple(line.split(" ")) for line in lines]
+    if not set(map(len, pairs)) <= {2} or "" in chain.from_iterable(pairs):
+        index = next(i for i, pair in enumerate(pairs) if len(pair) != 2 or "" in pair)
+        raise TokenizerError(
+            describe(f"merge {index} is malformed", where=MERGES_KEY, got=repr(lines[index]), expected='"left right"')
+        )
+    return cast("list[tuple[str, str]]", pairs)
 
 
 def _mergeable(vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -319,14 +318,24 @@ def _mergeable(vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> tuple[d
     Control tokens never: a merge that makes or uses one is left out.
     """
     tokens, types = vocabulary.tokens, vocabulary.types
-    vocab = {tokens[i]: i for i in range(len(tokens) - 1, -1, -1) if types[i] == NORMAL}
-    others = [i for i, token_type in enumerate(types) if token_type != NORMAL and tokens[i] not in vocab]
-    if not others:
+    vocab = dict(vocabulary.lowest)
+    if not vocabulary.others:
         return vocab, merges
+    for i in vocabulary.others:
+        vocab.pop(tokens[i], None)
+    if len(vocabulary.lowest) != len(tokens):  # a text may also be a normal token's
+        texts = {tokens[i] for i in vocabulary.others}
+        for i in range(len(tokens) - 1, -1, -1):
+            if types[i] == NORMAL and tokens[i] in texts:
+                vocab[tokens[i]] = i
+    others = [i for i in vocabulary.others if tokens[i] not in vocab]
     control = {tokens[i] for i in others if types[i] == CONTROL}
-    if not control.isdisjoint(chain.from_iterable(merges)) or any(a + b in control for a, b in merges):
-        merges = [(a, b) for a, b in merges if control.isdisjoint((a, b, a + b))]
     named = {tokens[i] for i in others}.intersection(chain.from_iterable(merges))
+    # Looking at every merge's result takes long; only a text with two parts in the vocabulary can be one.
+    parts = named.union(vocab) if named else vocab
+    makeable = any(text[:n] in parts and text[n:] in parts for text in control for n in range(1, len(text)))
+    if makeable or not control.isdisjoint(named):
+        merges = [(a, b) for a, b in merges if control.isdisjoint((a, b, a + b))]
     for i in others:
         if types[i] != CONTROL and (tokens[i] in named or tokens[i] in BYTE_OF_CHARACTER):
             vocab.setdefault(tokens[i], i)

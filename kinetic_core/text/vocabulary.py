@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from kinetic_core.errors import TokenizerError, describe
 
@@ -42,18 +43,16 @@ Not every file names its end of turn: Falcon-H1's `eos_token_id` is `<|end_of_te
 
 
 def metadata_list(metadata: Mapping[str, object], key: str) -> list[object] | None:
-    """The array under `key` as a plain list; None when the key is missing. TokenizerError if it is no array."""
+    """The array under `key` as a list of its own; None when the key is missing. TokenizerError if it is no array."""
     value = metadata.get(key)
     if value is None:
         return None
     to_list = getattr(value, "tolist", None)  # a NumPy array, without importing NumPy
     if callable(to_list):
         value = to_list()
-    if isinstance(value, tuple):
-        value = list(value)
-    if not isinstance(value, list):
+    if not isinstance(value, (list, tuple)):
         raise TokenizerError(describe("not an array", where=key, got=type(value).__name__, expected="an array"))
-    return value
+    return list(value)
 
 
 def metadata_strings(metadata: Mapping[str, object], key: str) -> list[str] | None:
@@ -61,13 +60,12 @@ def metadata_strings(metadata: Mapping[str, object], key: str) -> list[str] | No
     values = metadata_list(metadata, key)
     if values is None:
         return None
-    strings = [value for value in values if isinstance(value, str)]
-    if len(strings) != len(values):
-        index, value = next((i, v) for i, v in enumerate(values) if not isinstance(v, str))
+    if not set(map(type, values)) <= {str}:
+        index, value = next((i, v) for i, v in enumerate(values) if type(v) is not str)
         raise TokenizerError(
             describe(f"entry {index} is not a string", where=key, got=type(value).__name__, expected="a string")
         )
-    return strings
+    return cast("list[str]", values)
 
 
 def metadata_bool(metadata: Mapping[str, object], key: str, default: bool) -> bool:
@@ -90,6 +88,7 @@ class Vocabulary:
         bos_id, eos_id: ids, or None when the file names none.
         end_ids: the ids that end an answer.
         lowest: text to its lowest id; duplicated texts keep every id for decoding.
+        others: the ids of the tokens that are not normal, ascending.
         special: text to id of the control and user-defined tokens, which template text may name.
     """
 
@@ -99,6 +98,7 @@ class Vocabulary:
     eos_id: int | None
     end_ids: frozenset[int]
     lowest: dict[str, int] = field(repr=False)
+    others: list[int] = field(repr=False)
     special: dict[str, int] = field(repr=False)
 
     @classmethod
@@ -112,16 +112,15 @@ class Vocabulary:
         types = _read_types(metadata, len(tokens))
         # Written from the highest id down, so that of equal texts the lowest id stays.
         lowest = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
+        others = [token_id for token_id, token_type in enumerate(types) if token_type != NORMAL]
         special: dict[str, int] = {}
-        for token_id, token_type in enumerate(types):
-            if token_type in (CONTROL, USER_DEFINED) and tokens[token_id]:
+        for token_id in others:
+            if types[token_id] in (CONTROL, USER_DEFINED) and tokens[token_id]:
                 special.setdefault(tokens[token_id], token_id)
         named_ends = (_read_id(metadata, key, len(tokens)) for key in END_KEYS)
         end_ids = {end_id for end_id in named_ends if end_id is not None}
         end_ids.update(
-            token_id
-            for token_id, token_type in enumerate(types)
-            if token_type == CONTROL and tokens[token_id] in END_OF_TURN_TEXTS
+            token_id for token_id in others if types[token_id] == CONTROL and tokens[token_id] in END_OF_TURN_TEXTS
         )
         return cls(
             tokens=tokens,
@@ -130,6 +129,7 @@ class Vocabulary:
             eos_id=_read_id(metadata, "tokenizer.ggml.eos_token_id", len(tokens)),
             end_ids=frozenset(end_ids),
             lowest=lowest,
+            others=others,
             special=special,
         )
 
@@ -154,10 +154,9 @@ def _read_types(metadata: Mapping[str, object], n_tokens: int) -> list[int]:
         raise TokenizerError(
             describe("the number of types is wrong", where=TYPES_KEY, got=len(types), expected=f"{n_tokens} entries")
         )
-    checked = [value for value in types if isinstance(value, int) and not isinstance(value, bool)]
-    if len(checked) != n_tokens:
+    if set(map(type, types)) != {int}:
         raise TokenizerError(describe("not all entries are integers", where=TYPES_KEY, expected="integers 1 to 6"))
-    return checked
+    return cast("list[int]", types)
 
 
 def _read_id(metadata: Mapping[str, object], key: str, n_tokens: int) -> int | None:

@@ -21,7 +21,10 @@ def _read(name: str) -> Any:
 
 def read_metadata(family: str) -> dict[str, Any]:
     """The tokenizer keys of a tiny model of `family`."""
-    return dict(_read(f"{family}-tokenizer.json.gz"))
+    return {
+        key: list(value) if isinstance(value, list) else value
+        for key, value in _read(f"{family}-tokenizer.json.gz").items()
+    }
 
 
 def read_tokens(family: str) -> dict[str, Any]:
