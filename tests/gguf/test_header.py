@@ -315,3 +315,15 @@ def test_messages_stay_short_and_printable() -> None:
     assert len(str(error)) < 400 and str(error).isprintable()
     error = refused(raw.fixed_header(0, 1) + raw.string_key("k", b"\xff" * 10000))
     assert len(str(error)) < 400
+
+
+def test_a_large_vocabulary_is_read_whole(tmp_path: Path) -> None:
+    count = 248_320
+    tokens = [f"token{number}" for number in range(count)]
+    merges = [f"left{number} right{number}" for number in range(count)]
+    types = np.arange(count, dtype=np.int32)
+    path = tmp_path / "large.gguf"
+    path.write_bytes(gguf_bytes({"tokens": tokens, "merges": merges, "types": types, "after": 7}, {}))
+    metadata = read_header(path).metadata
+    assert metadata["tokens"] == tuple(tokens) and metadata["merges"] == tuple(merges)
+    assert np.array_equal(metadata["types"], types) and metadata["after"] == 7

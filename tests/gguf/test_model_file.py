@@ -409,6 +409,10 @@ def test_memory_tensors_are_copies_and_checked() -> None:
     for bad in (np.zeros(4, np.complex64), np.zeros(4, np.uint8), np.zeros((0, 4), np.float32), np.float32(1)):
         with pytest.raises(TensorError, match="cannot be stored"):
             MemoryTensors({}, {"a": np.asarray(bad)})
-    for bad_raw in (RawTensor(bytes(33), GGMLType.Q8_0, (32,)), RawTensor(bytes(34), GGMLType.Q8_0, (16, 2))):
+    for bad_raw in (
+        RawTensor(bytes(33), GGMLType.Q8_0, (32,)),
+        RawTensor(bytes(35), GGMLType.Q8_0, (32,)),
+        RawTensor(bytes(34), GGMLType.Q8_0, (16, 2)),
+    ):
         with pytest.raises(TensorError):
             MemoryTensors({}, {"a": bad_raw})
