@@ -78,9 +78,12 @@ def chat(
         seed=seed,
         stop=stop,
     )
+    from kinetic_core.engine.validate import validate_request
+
     loaded = load_model(model, threads=threads, ctx=ctx, kv=kv, backend=backend, strict=strict, parallel=1)
     with loaded:
-        loaded.request([0], **options)  # an option out of place is refused before the first message
+        # An option out of range is refused before the first message.
+        validate_request(loaded.request([0], **options), loaded.vocab_size, loaded.context_length)
         _ = loaded.template  # and so is a model that cannot chat
         title = loaded.metadata.get_str("general.name", None) or loaded.name
         note(f"{title} · context {loaded.context_length} tokens · /help lists the commands")
