@@ -10,6 +10,7 @@ The built tokenizer is not kept on disk: of 248,320 tokens, building took 0.3 to
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -24,6 +25,8 @@ from kinetic_core.text.vocabulary import (
     Vocabulary,
     metadata_strings,
 )
+
+_log = logging.getLogger(__name__)
 
 MODEL_KEY = "tokenizer.ggml.model"
 MERGES_KEY = "tokenizer.ggml.merges"
@@ -226,14 +229,8 @@ class ByteLevelTokenizer(Tokenizer):
         try:
             model = BPE(vocab=vocab, merges=merges, ignore_merges=spec.whole_tokens)
         except Exception as error:  # the package raises bare Exception
-            raise TokenizerError(
-                describe(
-                    "the merges do not fit the vocabulary",
-                    where=MERGES_KEY,
-                    got=str(error),
-                    expected="both parts and the whole of every merge among the tokens",
-                )
-            ) from error
+            merges = _usable(merges, vocab, str(error))
+            model = BPE(vocab=vocab, merges=merges, ignore_merges=spec.whole_tokens)
         self._backend = tokenizers.Tokenizer(model)
         self._backend.pre_tokenizer = spec.build()
         if spec.nfc:
@@ -309,6 +306,24 @@ def _read_merges(metadata: Mapping[str, object], vocabulary: Vocabulary) -> list
             describe(f"merge {index} is malformed", where=MERGES_KEY, got=repr(lines[index]), expected='"left right"')
         )
     return cast("list[tuple[str, str]]", pairs)
+
+
+def _usable(merges: list[tuple[str, str]], vocab: Mapping[str, int], problem: str) -> list[tuple[str, str]]:
+    """The merges whose parts and whole are all in the vocabulary; the others can never apply, and are logged.
+
+    Raises TokenizerError when that is not what is wrong with them.
+    """
+    usable = [(a, b) for a, b in merges if a in vocab and b in vocab and a + b in vocab]
+    if len(usable) == len(merges):
+        raise TokenizerError(describe("the merges cannot be used", where=MERGES_KEY, got=problem))
+    _log.warning(
+        "%d of %d merges in %s name tokens that the vocabulary lacks and are left out (%s)",
+        len(merges) - len(usable),
+        len(merges),
+        MERGES_KEY,
+        problem,
+    )
+    return usable
 
 
 def _mergeable(vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> tuple[dict[str, int], list[tuple[str, str]]]:

@@ -166,9 +166,11 @@ def test_malformed_merges(merge: str) -> None:
         Tokenizer.from_metadata(small(["a", "b", "ab"], ["a b", merge]))
 
 
-def test_merges_outside_the_vocabulary() -> None:
-    with pytest.raises(TokenizerError, match=r"do not fit the vocabulary.*tokenizer\.ggml\.merges.*ba"):
-        Tokenizer.from_metadata(small(["a", "b", "ab"], ["a b", "b a"]))
+def test_merges_outside_the_vocabulary_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = small(["a", "b", "ab", "aba"], ["b a", "a b", "ab a", "x y", "a x"])
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.encode("ababa") == [2, 3]
+    assert "3 of 5 merges" in caplog.text
 
 
 @pytest.mark.parametrize(
