@@ -38,6 +38,7 @@ def create_app(model: Model, settings: ServerSettings | None = None) -> Starlett
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        served.start()
         try:
             yield
         finally:

@@ -18,7 +18,7 @@ from kinetic_core.errors import Cancelled, RequestError
 from kinetic_core.server.answers import Answer, timings_body, usage_body
 from kinetic_core.server.failures import ClientGone, as_api_error, json_response, to_json
 from kinetic_core.server.fields import Fields
-from kinetic_core.server.json_body import parse_object, read_body
+from kinetic_core.server.json_body import parse_object, read_body, send_failure
 from kinetic_core.server.request_log import note
 from kinetic_core.server.running import Workshop, events, while_connected
 from kinetic_core.server.settings import ServerSettings
@@ -87,7 +87,7 @@ class CompletionEndpoint(ABC):
             failure = as_api_error(error)
             note(scope, error=failure.code)
             if not begun:
-                await failure.response()(scope, receive, send)
+                await send_failure(failure, scope, receive, send)
             else:
                 await _send_event(send, failure.body())
                 await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import re
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
 
 from kinetic_core.errors import describe
 from kinetic_core.server.failures import ApiError, ClientGone, InvalidField
 from kinetic_core.server.settings import ServerSettings
+
+_LINGER_S = 1.0
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
@@ -43,6 +47,26 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     except ClientDisconnect:
         raise ClientGone from None
     return b"".join(parts)
+
+
+async def send_failure(failure: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with an error. Where the body was left unread, the rest is thrown away for a moment.
+
+    To close a connection with unread bytes resets it, and the client might lose the answer that is on its way.
+    """
+    response = failure.response()
+    if response.headers.get("connection") != "close":
+        await response(scope, receive, send)
+        return
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            more = True
+            while more:
+                message = await receive()
+                more = message["type"] == "http.request" and message.get("more_body", False)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _too_long(got: str, limit: int) -> ApiError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kinetic_core.engine.request import SamplingOptions
+from kinetic_core.engine.validate import MAX_TOP_K
 from kinetic_core.errors import describe
 from kinetic_core.server.failures import ApiError, InvalidField
 from kinetic_core.server.fields import Fields
@@ -77,7 +78,7 @@ def _read_sampling(fields: Fields, model: ServedModel, logprobs: int | None) -> 
     default = model.sampling
     return SamplingOptions(
         temperature=fields.number("temperature", default.temperature, 0, 2),
-        top_k=fields.integer("top_k", default.top_k, 0, model.vocab_size),
+        top_k=fields.integer("top_k", default.top_k, 0, MAX_TOP_K),
         top_p=fields.number("top_p", default.top_p, 0, 1, above_minimum=True),
         min_p=fields.number("min_p", default.min_p, 0, 1),
         repeat_penalty=fields.number("repeat_penalty", default.repeat_penalty, 0, 2, above_minimum=True),

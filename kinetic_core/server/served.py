@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kinetic_core.engine.answer import token_bytes
 from kinetic_core.engine.request import GenerationRequest, SamplingOptions
+from kinetic_core.errors import TemplateError
 
 if TYPE_CHECKING:
     from kinetic_core.engine.generation import Generation
     from kinetic_core.engine.model import Model
+
+log = logging.getLogger("kinetic.server")
 
 _FINGERPRINT_DIGITS = 12
 
@@ -31,6 +35,13 @@ class ServedModel:
         self.vocab_size: int = model.vocab_size
         self.context_tokens: int = model.context_length
         self.fingerprint = f"kinetic-{model.kernel_digest[:_FINGERPRINT_DIGITS]}"
+
+    def start(self) -> None:
+        """Make ready what the first chat would wait for."""
+        try:
+            self._model.template.start()
+        except TemplateError as error:
+            log.warning("chat completions will be refused: %s", error)
 
     @property
     def failure(self) -> BaseException | None:
