@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -13,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.engine.answer import token_logprob
+from kinetic_core.engine.drafting import Drafting
 from kinetic_core.engine.generation import Generation
 from kinetic_core.engine.request import FinishReason, GenerationRequest, SamplingOptions
+from kinetic_core.engine.reuse import Reuse
 from kinetic_core.engine.scheduler import Scheduler
 from kinetic_core.engine.sequence import ActiveRequest, RowSink, Sequence
+from kinetic_core.engine.step import Head, Step, build_step
 from kinetic_core.engine.validate import validate_request
 from kinetic_core.errors import (
     BackendError,
@@ -27,13 +31,13 @@ from kinetic_core.errors import (
     RequestError,
     describe,
 )
-from kinetic_core.interfaces.batch import HeadRequest, RowBatch, SequenceRows
 from kinetic_core.state import BlockPool, SlotPool
 from kinetic_core.state.sequence import blocks_for
 
 if TYPE_CHECKING:
     from kinetic_core.interfaces.backend import Executable
     from kinetic_core.interfaces.cache import PrefixCache
+    from kinetic_core.interfaces.drafter import Drafter, DraftTree
     from kinetic_core.text import Tokenizer
 
 logger = logging.getLogger("kinetic.engine")
@@ -76,16 +80,6 @@ class EngineOptions:
             raise ValueError("max_rows must leave a row for a prompt")
 
 
-@attrs.frozen
-class _Head:
-    """One output of a step: the next token after a sequence's last row, or the scores of a prompt row."""
-
-    sequence: Sequence
-    position: int
-    top_k: int | None
-    chooses: bool
-
-
 class Engine:
     """Runs requests on a loaded model.
 
@@ -108,15 +102,17 @@ class Engine:
         options: EngineOptions,
         *,
         cache: PrefixCache | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """vocab_size: rows of the output layer. cache: None starts every prompt from nothing."""
+        """vocab_size: rows of the output layer. cache, drafter: None starts from nothing, guesses nothing."""
         self.options = options
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.blocks = BlockPool(options.n_blocks)
         self.slots = SlotPool(options.n_slots, has_states=options.has_states)
         self._executable = executable
-        self._cache = cache
+        self._reuse = Reuse(cache, executable, self.blocks, self.slots)
+        self._drafting = Drafting(drafter, executable, vocab_size, options.context_length)
         self._scheduler = Scheduler(
             executable,
             self.blocks,
@@ -133,6 +129,7 @@ class Engine:
         self._active: dict[Generation, ActiveRequest] = {}
         self._n_open = 0
         self._serial = 0
+        self._numbers = itertools.count()
         self._counts = {"steps": 0, "prompt_rows": 0, "answer_rows": 0, "requests": 0, "cancelled": 0, "failed": 0}
         self._thread = threading.Thread(target=self._run, name="kinetic-engine", daemon=True)
         self._thread.start()
@@ -188,6 +185,10 @@ class Engine:
             "slots": self.slots.n_slots if self.slots.has_states else 0,
             "context_length": self.options.context_length,
             "max_sequences": self.options.max_sequences,
+            "drafted": self._drafting.drafted,
+            "accepted": self._drafting.accepted,
+            "drafter_failed": self._drafting.failed,
+            "cache_failed": self._reuse.failed,
             **self._counts,
         }
 
@@ -265,7 +266,8 @@ class Engine:
         self._active[generation] = active
         try:
             active.sequences = [
-                Sequence(active, index, self.tokenizer, self.vocab_size) for index in range(active.request.n)
+                Sequence(active, index, next(self._numbers), self.tokenizer, self.vocab_size)
+                for index in range(active.request.n)
             ]
         except Exception as error:
             self._fail([active], _as_kinetic(error))
@@ -274,93 +276,52 @@ class Engine:
 
     def _step(self) -> None:
         for sequence in self._scheduler.admit():
-            self._admitted(sequence)
+            if sequence.active.admitted_s is None:
+                sequence.active.admitted_s = time.perf_counter()
+            self._reuse.begin(sequence)
         rows = self._scheduler.plan()
         for sequence in self._scheduler.stuck:
             self._fail([sequence.active], CapacityError(describe("no memory for states is left", got="all in use")))
         self._scheduler.stuck.clear()
         if not rows:
             return
+        answering = [sequence for sequence in rows if sequence.n_pending == 1]
         n_prompt_rows = sum(n_rows for sequence, n_rows in rows.items() if sequence.n_pending > 1)
-        n_answer_rows = sum(n_rows for sequence, n_rows in rows.items() if sequence.n_pending == 1)
-        batch, heads = self._batch(rows)
+        step = build_step(rows, self._propose(rows, answering), self.slots)
         begun = time.perf_counter()
         try:
-            self._executable.run(batch)
+            self._executable.run(step.batch)
         except Exception as error:
-            self._step_failed(rows, error)
+            self._step_failed(step, error)
             return
-        self._scheduler.pace.measured(n_prompt_rows, n_answer_rows, time.perf_counter() - begun)
+        self._scheduler.pace.measured(n_prompt_rows, len(answering), time.perf_counter() - begun)
         self._counts["steps"] += 1
         self._counts["prompt_rows"] += n_prompt_rows
-        self._counts["answer_rows"] += n_answer_rows
+        self._counts["answer_rows"] += step.batch.n_rows - n_prompt_rows
         for sequence, n_rows in rows.items():
             assert sequence.state is not None
             sequence.state.advance(n_rows)
-        for output, head in enumerate(heads):
-            if head.sequence.active.generation in self._active:  # an earlier output may have failed the request
+        self._reuse.keep_snapshots(step.snapshots)
+        for output, head in enumerate(step.heads):
+            # An earlier output may have ended the request; drafts are read from their sequence's own row on.
+            if head.node < 0 and head.sequence in head.sequence.active.sequences:
                 try:
-                    self._read(output, head)
+                    self._read(step, output, head)
                 except Exception as error:
                     self._fail([head.sequence.active], _as_kinetic(error))
         for sequence in rows:
             if sequence.n_pending == 0 and sequence.active.generation in self._active:
                 self._end_all(sequence.active, "length")  # max_tokens 0: the prompt has run
 
-    def _admitted(self, sequence: Sequence) -> None:
-        active = sequence.active
-        if active.admitted_s is None:
-            active.admitted_s = time.perf_counter()
-        if self._cache is None or active.reads_prompt_rows:
-            return
-        # The last token always runs: its scores choose the next one.
-        prefix = self._cache.find(sequence.history.tokens[:-1])
-        if prefix is None:
-            return
-        assert sequence.state is not None
-        try:
-            sequence.state.resume(prefix)
-        except CapacityError:
-            return  # no block for the copy: start from nothing
-        if sequence.history.n_answer == 0:
-            active.cached_tokens = prefix.n_tokens
-
-    def _batch(self, rows: dict[Sequence, int]) -> tuple[RowBatch, list[_Head]]:
-        token_ids: list[int] = []
-        positions: list[int] = []
-        parts: list[SequenceRows] = []
-        heads: list[_Head] = []
-        requests: list[HeadRequest] = []
-        for sequence, n_rows in rows.items():
-            state = sequence.state
-            assert state is not None
-            first, start, end = len(token_ids), state.n_tokens, state.n_tokens + n_rows
-            token_ids.extend(sequence.history.tokens[start:end])
-            positions.extend(range(start, end))
-            parts.append(SequenceRows(first, start, n_rows, state.block_table, state.slot))
-            for head in self._heads(sequence, start, end):
-                heads.append(head)
-                requests.append(HeadRequest(first + head.position - start, head.top_k))
-        batch = RowBatch(np.array(token_ids, np.int32), np.array(positions, np.int32), tuple(parts), tuple(requests))
-        return batch, heads
-
-    def _heads(self, sequence: Sequence, start: int, end: int) -> list[_Head]:
-        history = sequence.history
-        last = len(history.tokens) - 1
-        heads = []
-        if sequence.active.reads_prompt_rows:
-            heads = [
-                _Head(sequence, position, None, chooses=False)
-                for position in range(start, end)
-                if sequence.wants_row(position) and (position < last or sequence.active.request.max_tokens == 0)
-            ]
-        if end > last and sequence.active.request.max_tokens != 0:
-            heads.append(_Head(sequence, last, sequence.sampler.head_top_k(history), chooses=True))
-        return heads
+    def _propose(self, rows: dict[Sequence, int], answering: list[Sequence]) -> dict[Sequence, DraftTree]:
+        if any(sequence.active.reads_prompt_rows for sequence in rows) or any(s.runs_alone for s in answering):
+            return {}  # every output is spoken for; or a step failed here, and the cause is looked for
+        free = min(self.options.max_rows - sum(rows.values()), self.options.max_outputs - len(rows))
+        return self._drafting.propose(answering, free)
 
     # after a step
 
-    def _read(self, output: int, head: _Head) -> None:
+    def _read(self, step: Step, output: int, head: Head) -> None:
         sequence = head.sequence
         active = sequence.active
         if not head.chooses:
@@ -374,9 +335,32 @@ class Engine:
                 if other in active.sequences:
                     assert sequence.state is not None
                     self._scheduler.adopt(other, sequence.state)
-        self._choose(sequence, output, head.top_k)
+        token = self._choose(sequence, output, head.top_k)
+        tree = step.trees.get(sequence)
+        if tree is not None and token is not None:
+            self._verify(step, output, sequence, tree, token)
 
-    def _read_prompt_row(self, output: int, head: _Head) -> None:
+    def _verify(self, step: Step, output: int, sequence: Sequence, tree: DraftTree, token: int | None) -> None:
+        """Follow the draft as far as it is what the sampler chooses, then make that part of the sequence.
+
+        token: what was chosen after the last committed row, whose output is `output`; the drafts' outputs follow it.
+        """
+        part = step.parts[sequence]
+        accepted: list[int] = []
+        node = -1
+        while token is not None:
+            children = (i for i, parent in enumerate(tree.parents) if parent == node and tree.token_ids[i] == token)
+            node = next(children, -1)
+            if node < 0:
+                break
+            accepted.append(part.n_committed + node)
+            self._drafting.kept(sequence)  # before the choice: it may be the answer's last
+            token = self._choose(sequence, output + 1 + node, step.heads[output + 1 + node].top_k)
+        if accepted and sequence.state is not None:
+            self._executable.commit(part, accepted)
+            sequence.state.advance(len(accepted))
+
+    def _read_prompt_row(self, output: int, head: Head) -> None:
         sequence, active = head.sequence, head.sequence.active
         logits = self._executable.logits(output)
         if active.row_sink is not None:
@@ -387,28 +371,29 @@ class Engine:
             active.prompt_logprobs.append(token_logprob(self.tokenizer, logits, token, n_best))
         sequence.n_rows_read = head.position + 1
 
-    def _choose(self, sequence: Sequence, output: int, top_k: int | None) -> None:
-        """Choose a sequence's next token and hand out what may be shown."""
+    def _choose(self, sequence: Sequence, output: int, top_k: int | None) -> int | None:
+        """Choose a sequence's next token and hand out what may be shown; the token, or None when that was the end."""
         request = sequence.active.request
         choice = sequence.sampler.choose(self._executable, output, top_k, sequence.history)
         token = choice.token_id
         if token in self.tokenizer.end_ids and not request.ignore_end:
             self._end(sequence, "stop")
-            return
+            return None
         logprob = None
         if request.sampling.logprobs is not None:
             assert choice.logits is not None
             logprob = token_logprob(self.tokenizer, choice.logits, token, request.sampling.logprobs)
         sequence.history.push(token)
         sequence.n_generated += 1
+        self._drafting.chosen(sequence, token)
         if sequence.text.push(token, logprob):
             self._end(sequence, "stop")
-        elif sequence.n_generated == request.max_tokens or (
-            len(sequence.history.tokens) >= self.options.context_length
-        ):
+            return None
+        if sequence.n_generated == request.max_tokens or (len(sequence.history.tokens) >= self.options.context_length):
             self._end(sequence, "length")
-        else:
-            sequence.emit()
+            return None
+        sequence.emit()
+        return token
 
     # endings
 
@@ -417,7 +402,8 @@ class Engine:
         if sequence.text.finish() and reason == "length":
             reason = "stop"
         active = sequence.active
-        self._keep_state(sequence)
+        self._reuse.keep(sequence)
+        self._drafting.end(sequence)
         self._scheduler.remove(sequence)
         active.sequences.remove(sequence)
         last = not active.sequences
@@ -431,17 +417,13 @@ class Engine:
         for sequence in list(active.sequences):
             self._end(sequence, reason)
 
-    def _keep_state(self, sequence: Sequence) -> None:
-        state = sequence.state
-        if self._cache is not None and state is not None and state.n_tokens:
-            self._cache.store(sequence.history.tokens[: state.n_tokens], state.block_ids, state.slot)
-
     def _fail(self, requests: list[ActiveRequest], error: KineticError) -> None:
         for active in requests:
             if active.generation not in self._active:
                 continue
             self._counts["failed"] += 1
             for sequence in active.sequences:
+                self._drafting.end(sequence)
                 self._scheduler.remove(sequence)
             active.sequences.clear()
             self._forget(active)
@@ -452,21 +434,23 @@ class Engine:
         with self._wake:
             self._n_open -= 1
 
-    def _step_failed(self, rows: dict[Sequence, int], error: Exception) -> None:
+    def _step_failed(self, step: Step, error: Exception) -> None:
         """Some row of the step failed, and the states of all of them are unknown.
 
         A NaN belongs to one sequence: all start over, each alone until it has passed this point, and only the one to
         blame fails. Any other error fails every request of the step.
         """
-        if isinstance(error, NumericalError) and len(rows) > 1:
-            logger.warning("a step of %d sequences failed (%s); they run again one by one", len(rows), error)
-            for sequence in rows:
+        self._reuse.drop_snapshots(step.snapshots)
+        # With a draft even a lone sequence runs again: the NaN may be that of a guess that nobody would have made.
+        if isinstance(error, NumericalError) and (len(step.parts) > 1 or step.trees):
+            logger.warning("a step of %d sequences failed (%s); they run again one by one", len(step.parts), error)
+            for sequence in step.parts:
                 sequence.n_alone = len(sequence.history.tokens)
                 self._scheduler.give_way(sequence)
             return
         if not isinstance(error, (KineticError, MemoryError)):
             logger.error("a step failed", exc_info=error)
-        self._fail([sequence.active for sequence in rows], _as_kinetic(error))
+        self._fail([sequence.active for sequence in step.parts], _as_kinetic(error))
 
 
 def _as_kinetic(error: Exception) -> KineticError:

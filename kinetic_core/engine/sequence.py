@@ -40,6 +40,8 @@ class ActiveRequest:
         self.sequences: list[Sequence] = []
         self.seed = draw_seed() if self.request.sampling.seed is None else self.request.sampling.seed
         self.cached_tokens = 0
+        self.drafted = 0
+        self.accepted = 0
         # The first token has nothing before it. None: not asked for, or handed out.
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if self.request.echo_logprobs else None
         self.submitted_s = time.perf_counter()
@@ -56,19 +58,23 @@ class ActiveRequest:
         now = time.perf_counter()
         admitted = self.admitted_s if self.admitted_s is not None else now
         answering = self.answering_s if self.answering_s is not None else now
-        return Timings(admitted - self.submitted_s, answering - admitted, now - answering)
+        return Timings(admitted - self.submitted_s, answering - admitted, now - answering, self.drafted, self.accepted)
 
 
 class Sequence:
     """One choice of a request.
 
+    number:  tells the sequences of an engine apart.
     history: all its tokens, the prompt's and the answer's; the model has run the first `state.n_tokens` of them.
     state:   None while it waits: a sequence that had to give way starts over from its tokens, which by rule 1 leaves
              the same bits.
+    snapshots: positions at which the cache wants the states, ascending.
+    is_drafted: does the drafter know it?
     """
 
-    def __init__(self, active: ActiveRequest, index: int, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, active: ActiveRequest, index: int, number: int, tokenizer: Tokenizer, vocab_size: int) -> None:
         request = active.request
+        self.number = number
         self.active = active
         self.index = index
         self.order = (active.serial, index)
@@ -76,6 +82,8 @@ class Sequence:
         self.sampler = Sampler(request.sampling, vocab_size, active.seed, index)
         self.text = AnswerText(tokenizer, request.stop)
         self.state: SequenceState | None = None
+        self.snapshots: list[int] = []
+        self.is_drafted = False
         self.n_generated = 0
         self.n_alone = 0  # after a failed step: runs alone until it has so many tokens
         self.n_rows_read = 0  # prompt rows whose scores were handed on

@@ -5,9 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
+
+if TYPE_CHECKING:
+    from kinetic_core.interfaces.backend import Executable
+    from kinetic_core.state import BlockPool, SlotPool
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,12 @@ class PrefixCache(ABC):
     """Finds and keeps prefixes. The restored state is the bytes that were saved: warm equals cold to the bit."""
 
     capabilities: ClassVar[CacheCapabilities]
+
+    def attach(self, executable: Executable, blocks: BlockPool, slots: SlotPool) -> None:  # noqa: B027 - optional
+        """Called once, before anything else, with the loaded model and the pools that running sequences use.
+
+        A cache that holds blocks or slots registers with `add_reclaimer`, so that running requests come first.
+        """
 
     @abstractmethod
     def find(self, token_ids: Sequence[int], salt: str = "") -> CachedPrefix | None:

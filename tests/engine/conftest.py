@@ -35,14 +35,14 @@ class TinyModel:
         return HashModel(options["n_blocks"], options["n_slots"], self.architecture.vocab_size)
 
     def engine(self, wrap: Callable[[Executable], Executable] = lambda executable: executable, **sizes: Any) -> Engine:
-        cache = sizes.pop("cache", None)
+        cache, drafter = sizes.pop("cache", None), sizes.pop("drafter", None)
         load = self.load_hash if sizes.pop("hashed", False) else self.load
         values = {"n_blocks": 24, "n_slots": 8, "max_rows": 288, "max_outputs": 32, **sizes}
         values = {"context_length": min(2048, values["n_blocks"] * 256), "has_states": True, **values}
         options = EngineOptions(**values)
         loaded = {name: values[name] for name in ("n_blocks", "n_slots", "max_rows", "max_outputs")}
         executable = wrap(load(**loaded))
-        return Engine(executable, self.tokenizer, self.architecture.vocab_size, options, cache=cache)
+        return Engine(executable, self.tokenizer, self.architecture.vocab_size, options, cache=cache, drafter=drafter)
 
 
 @pytest.fixture(scope="session")
