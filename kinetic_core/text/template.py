@@ -134,6 +134,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
@@ -155,6 +156,7 @@ class ChatTemplate:
         self,
         tokenizer: Tokenizer,
         messages: Sequence[Message],
+        /,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
@@ -184,6 +186,10 @@ class ChatTemplate:
         if not messages:
             raise RequestError(describe("there are no messages", expected="at least one"), field="messages")
         checked = [_check_message(message, index) for index, message in enumerate(messages)]
+        if tools is not None and not isinstance(tools, (list, tuple)):
+            raise RequestError(
+                describe("not tools", where="tools", got=type(tools).__name__, expected="a list"), field="tools"
+            )
         _check_value(tools, "tools")
         _check_value(variables, "chat_template_kwargs")
         source = self.tool_source if tools and self.tool_source is not None else self.source

@@ -59,6 +59,18 @@ def test_variables_reach_the_template() -> None:
     assert template.render(HI, tools=[{"name": "f"}], enable_thinking=False) == "False1f"
 
 
+def test_variables_of_any_name() -> None:
+    names = {"messages": "no", "tokenizer": "no", "self": "s", "bos_token": "no", "source": "t"}
+    source = "{{ messages[0].content }}{{ self is defined }}{{ bos_token }}{{ source }}"
+    template = ChatTemplate(source, bos_token="<s>")
+    assert template.render(HI, **names) == "HiTrue<s>t"
+    tokenizer = tokenizer_of("llama")
+    assert tokenizer.decode(template.encode(tokenizer, HI, **names)) == "HiTrue<s>t"
+    with pytest.raises(RequestError, match="not tools") as caught:
+        template.render(HI, **{"tools": 5})
+    assert caught.value.field == "tools"
+
+
 def test_tool_template() -> None:
     template = ChatTemplate("plain", tool_source="{{ tools[0] }}")
     assert template.render(HI) == "plain"
