@@ -165,9 +165,16 @@ def test_record_program_asks_architecture_and_head():
     assert len(record_program(Ignoring(source), FullHead(), extra).ops) == len(program.ops)
 
 
-def test_the_tiny_hybrid_uses_every_operation():
-    used = set()
+def test_the_tiny_hybrid_uses_every_operation_in_every_way():
+    every = []
     for variant in TinyHybrid.tiny():
         source = random_model("tiny-hybrid", variant)
-        used |= {type(op) for op in record_program(TinyHybrid(source), FullHead(), source).ops}
-    assert used == set(recorded.Op.__args__)
+        every += record_program(TinyHybrid(source), FullHead(), source).ops
+    assert {type(op) for op in every} == set(recorded.Op.__args__)
+    ropes = {(op.interleaved, op.factors is None) for op in every if isinstance(op, recorded.Rope)}
+    assert ropes == {(True, True), (False, True), (False, False)}
+    assert {op.layer.window for op in every if isinstance(op, recorded.Attention)} == {None, 24}
+    gates = {(op.activation, op.gate.width == op.x.width) for op in every if isinstance(op, recorded.Gate)}
+    assert gates == {("silu", True), ("sigmoid", False)}
+    convolutions = {(op.activation, op.bias is None) for op in every if isinstance(op, recorded.ShortConv)}
+    assert convolutions == {("silu", False), ("none", True)}

@@ -196,6 +196,17 @@ def test_load_reads_every_weight_and_refuses_what_does_not_fit():
         ReferenceBackend().load(executable.program, source, attrs.evolve(OPTIONS, kv_type="q8_0"))
 
 
+def test_a_fresh_slot_is_that_of_an_empty_sequence():
+    fresh = load(TinyHybrid, random_model("tiny-hybrid", TinyHybrid.tiny()[0]))
+    assert fresh.read_slot(5) == bytes(fresh.program.state_bytes)
+
+
+def test_a_position_that_was_never_written_is_no_answer():
+    executable = attention_program(table())
+    with pytest.raises(NumericalError):
+        executable.run(make_batch(Part((1,), 3)))
+
+
 def test_the_digest_names_the_cache_type_and_stays():
     weight = table()
     digests = [attention_program(weight, kv_type=kv).kernel_digest for kv in ("f16", "f16", "f32")]
