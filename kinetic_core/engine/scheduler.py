@@ -155,7 +155,7 @@ class Scheduler:
             self._plan_prompts(rows, prompts)
         for sequence, n_rows in list(rows.items()):
             if sequence in rows and not self._reserve(sequence, n_rows, rows):
-                del rows[sequence]
+                rows.pop(sequence, None)
         return rows
 
     def _plan_prompts(self, rows: dict[Sequence, int], prompts: list[Sequence]) -> None:

@@ -105,10 +105,16 @@ class HashModel:
                 token = int(batch.token_ids[row])
                 assert batch.positions[row] == position
                 self._blocks[part.block_table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = token
-                self._slots[part.slot] = (self._slots[part.slot] * 6364136223846793005 + token + 1) % 2**64
+                state = 0  # a program without recurrent states
+                if part.slot >= 0:
+                    state = (self._slots[part.slot] * 6364136223846793005 + token + 1) % 2**64
+                    self._slots[part.slot] = state
+                for after, slot in part.snapshots:
+                    if after == offset:
+                        self._slots[slot] = state
                 if row in wanted:
                     path = self._blocks[part.block_table].reshape(-1)[: position + 1]
-                    start = zlib.crc32(path.tobytes(), self._slots[part.slot] & 0xFFFFFFFF) % 65536
+                    start = zlib.crc32(path.tobytes(), state & 0xFFFFFFFF) % 65536
                     self._rows[wanted[row]] = self._scores[start : start + self._vocab]
 
     def logits(self, output: int) -> np.ndarray:
