@@ -1,0 +1,176 @@
+"""`kinetic bench`: its keys, and what each figure is made of."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_core
+from kinetic_core.bench import BenchOptions, bytes_per_token, measure, measure_first_token, measure_streams
+from kinetic_core.bench.measure import rows_seconds
+from kinetic_core.bench.peer import Peer, bench_tokens
+from kinetic_core.engine.model import Model
+from kinetic_core.errors import BackendError
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Model]:
+    with kinetic_core.load("tiny-hybrid", backend="reference") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[Model]:
+    with kinetic_core.load(DATA / "llama-f32.gguf", backend="reference") as model:
+        yield model
+
+
+def test_the_json_has_every_key(kinetic: Any) -> None:
+    words = ("--backend", "reference", "--prompt", "8", "--predict", "4", "--runs", "1", "--streams", "2", "--json")
+    result = json.loads(kinetic("bench", "tiny-hybrid", *words).out)
+    for key in ("load_s", "prompt_tok_s", "decode_tok_s", "bytes_per_token", "bandwidth_gb_s", "first_token_s"):
+        assert result[key] > 0, key
+    assert list(result["rows_cost"]) == ["1", "2", "4", "8", "16"] and result["rows_cost"]["1"] == 1.0
+    expected = result["decode_tok_s"] * result["bytes_per_token"] / 1e9 / result["bandwidth_gb_s"]
+    assert result["bandwidth_share"] == pytest.approx(expected, rel=1e-6)
+    assert result["streams"]["streams"] == 2 and "peer" not in result
+    assert result["threads"] == 1 and result["prompt_tokens"] == 8 and result["model"] == "tiny-hybrid"
+
+
+def test_the_table_for_people(kinetic: Any) -> None:
+    ended = kinetic("bench", "tiny-hybrid", "--backend", "reference", "--prompt", "4", "--predict", "2", "--runs", "1")
+    assert ended.status == 0
+    for word in ("start to first token:", "prompt of 4:", "decode:", "read bandwidth:", "cost of rows:", "GB/s"):
+        assert word in ended.out
+
+
+def test_the_peer_needs_its_package_and_a_file(kinetic: Any) -> None:
+    words = ("--backend", "reference", "--prompt", "4", "--predict", "2", "--runs", "1", "--peer")
+    ended = kinetic("bench", "tiny-hybrid", *words)
+    assert ended.status == 9 and "llama.cpp needs a model file" in ended.err
+
+
+def test_bytes_of_a_dense_model(llama: Model) -> None:
+    tensors = llama.source.tensors
+    table = tensors["token_embd.weight"]
+    tied = "output.weight" not in tensors
+    weights = sum(tensor.n_bytes for tensor in tensors.values())
+    if not tied:  # one row of the table is looked up
+        weights -= table.n_bytes - table.n_bytes // table.shape[0]
+    kv_bytes = llama.program.kv_bytes_per_position("f16")
+    assert bytes_per_token(llama.program, llama.source, "f16", 0) == weights
+    assert bytes_per_token(llama.program, llama.source, "f16", 100) == weights + 100 * kv_bytes
+    assert bytes_per_token(llama.program, llama.source, "f32", 100) == weights + 200 * kv_bytes
+
+
+def test_states_count_twice_and_windows_bound_what_is_read(tiny: Model) -> None:
+    program, source = tiny.program, tiny.source
+    windows = {layer.window for layer in program.kv_layers}
+    assert None in windows and len(windows) == 2
+    window = max(window for window in windows if window is not None)
+
+    def per_position(only_full: bool) -> int:
+        layers = [layer for layer in program.kv_layers if layer.window is None or not only_full]
+        return sum(2 * layer.kv_heads * layer.head_dim * 2 for layer in layers)
+
+    base = bytes_per_token(program, source, "f16", 0)
+    assert base > 2 * program.state_bytes > 0
+    assert bytes_per_token(program, source, "f16", window) - base == window * per_position(False)
+    grown = bytes_per_token(program, source, "f16", window + 10) - bytes_per_token(program, source, "f16", window)
+    assert grown == 10 * per_position(True)
+
+
+def test_measuring_leaves_nothing_behind(tiny: Model) -> None:
+    before = tiny.engine.statistics()
+    rows = rows_seconds(tiny, 20, lambda _what, _share: None)
+    assert list(rows) == [1, 2, 4, 8, 16] and all(seconds > 0 for seconds in rows.values())
+    result = measure(tiny, BenchOptions(n_prompt=8, n_predict=3, runs=1))
+    assert result["rows_cost"]["1"] == 1.0
+    streams = measure_streams(tiny, 3, BenchOptions(n_predict=3, runs=1))
+    assert streams["ratio"] == pytest.approx(streams["all_tok_s"] / streams["one_tok_s"])
+    after = tiny.engine.statistics()
+    for key in ("blocks_used", "slots_used", "open_requests"):
+        assert after[key] == before[key] == 0
+
+
+def test_bandwidth_is_that_of_the_bytes_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kinetic_core.bench import bandwidth
+
+    with bandwidth.BandwidthMeter(2, 2**20) as meter:
+        assert meter.gb_s() > 0.1
+        clock = iter([0.0, 0.5, 1.0, 1.25])
+        monkeypatch.setattr(bandwidth.time, "perf_counter", lambda: next(clock))
+        assert meter.gb_s(passes=2) == pytest.approx(2**20 / 0.25 / 1e9)
+
+
+def test_prompts_differ_by_run_and_fit_the_vocabulary() -> None:
+    assert bench_tokens(5, 0, 50000) == [1, 8, 15, 22, 29]
+    assert bench_tokens(5, 1, 50000) != bench_tokens(5, 2, 50000)
+    assert set(bench_tokens(1000, 3, 10)) <= set(range(1, 10))
+
+
+def test_a_failing_start_is_an_error() -> None:
+    with pytest.raises(BackendError, match="does not exist"):
+        measure_first_token(["--model", "no-such.gguf", "--backend", "reference"], 1)
+
+
+FAKE = """
+class _Any:
+    def __init__(self):
+        self.path = None
+    def __getattr__(self, name):
+        value = _Any()
+        setattr(self, name, value)
+        return value
+CommonParams = _Any
+class Server:
+    def __init__(self, params):
+        print("noise on the standard output", flush=True)
+        assert params.n_ctx == 8 + 4 + 64 and params.cpuparams.n_threads == 3 and not params.cache_prompt
+        self.path = params.model.path
+    def handle_completions(self, request):
+        print("more noise", flush=True)
+        if self.path.endswith("broken"):
+            raise SystemExit(5)
+        assert request["ignore_eos"] and request["n_predict"] == 4 and len(request["prompt"]) == 8
+        return {"timings": {"prompt_per_second": float(request["prompt"][0]), "predicted_per_second": 7.0}}
+"""
+
+
+def test_the_peer_answers_run_by_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the bindings: the protocol, the parameters, and noise on the standard output."""
+    (tmp_path / "xllamacpp.py").write_text(textwrap.dedent(FAKE))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = {"n_threads": 3, "n_prompt": 8, "n_predict": 4, "vocab_size": 500}
+    with Peer(Path("a.gguf"), **settings) as peer:
+        assert peer.run(0) == {"prompt_tok_s": 1.0, "decode_tok_s": 7.0}
+        assert peer.run(2) == {"prompt_tok_s": 27.0, "decode_tok_s": 7.0}
+    with Peer(Path("broken"), **settings) as peer, pytest.raises(BackendError, match=r"llama\.cpp ended.*5"):
+        peer.run(0)
+
+
+def test_without_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["kinetic_core.bench.peer"].importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(BackendError, match="pip install xllamacpp"):
+        Peer(Path("x"), n_threads=1, n_prompt=1, n_predict=1, vocab_size=9)
+
+
+def test_the_ratio_is_ours_over_theirs(tiny: Model) -> None:
+    class Constant:
+        def run(self, run: int) -> dict[str, float]:
+            return {"prompt_tok_s": 10.0, "decode_tok_s": 5.0}
+
+    result = measure(tiny, BenchOptions(n_prompt=8, n_predict=3, runs=1), peer=Constant())  # type: ignore[arg-type]
+    peer = result["peer"]
+    assert peer["prompt_tok_s"] == 10.0 and peer["decode_tok_s"] == 5.0
+    assert peer["prompt_ratio"] == pytest.approx(result["prompt_tok_s"] / 10.0)
+    assert peer["decode_ratio"] == pytest.approx(result["decode_tok_s"] / 5.0)
