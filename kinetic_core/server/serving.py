@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def serve(model: Model, settings: ServerSettings | None = None, on_ready: Callab
         server = _uvicorn_server(model, settings)
         if on_ready is not None:
             _call_when_ready(server, lambda: on_ready(_url(settings, listener)))
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has shut down
+        with _quiet_signals():
             server.run(sockets=[listener])
 
 
@@ -120,6 +121,20 @@ def _listener(settings: ServerSettings) -> Iterator[socket.socket]:
         ) from error
     with listener:
         yield listener
+
+
+@contextlib.contextmanager
+def _quiet_signals() -> Iterator[None]:
+    """uvicorn raises a signal again once it has shut down; the caller still has a model to close."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _url(settings: ServerSettings, listener: socket.socket) -> str:
