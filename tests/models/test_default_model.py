@@ -130,7 +130,7 @@ def test_a_wheel_fetched_by_hand(wheel: Wheel, cache: Path, monkeypatch: pytest.
 
 
 def test_certificates_of_pip_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = "global.index-url='x'\n:env:.cert='/a/ca.pem'\n"
+    listed = "global.timeout='9'\n:env:.cert='/a/ca.pem'\n"
     monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: SimpleNamespace(stdout=listed))
     assert default._pip_certificates(["pip"], {}) == "/a/ca.pem"
 

@@ -1,0 +1,79 @@
+"""The plugin that docs/plugins.md shows whole, put together and run."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import tomllib
+from importlib.metadata import Distribution, EntryPoint, distributions
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kinetic_core.interfaces import HeadRequest, LoadOptions, RowBatch, SequenceRows
+from kinetic_core.plugins import load_registry
+from kinetic_core.program.record import record_program
+from kinetic_core.reference.random_model import random_model
+
+TEXT = (Path(__file__).parent.parent.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
+
+
+def block(language: str, containing: str) -> str:
+    (found,) = (
+        body
+        for body in re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+        if containing in body
+    )
+    return str(found)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distribution:
+    """The package as pip would leave it: modules and a dist-info directory with entry points."""
+    project = tomllib.loads(block("toml", "[project]"))["project"]
+    package = tmp_path / "kinetic_arch_toy"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "plugin.py").write_text(block("python", "@hookimpl"))
+    (package / "architecture.py").write_text(block("python", "class Toy"))
+    info = tmp_path / "kinetic_arch_toy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    points = "".join(f"{name} = {value}\n" for name, value in project["entry-points"]["kinetic"].items())
+    (info / "entry_points.txt").write_text(f"[kinetic]\n{points}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    (distribution,) = distributions(name="kinetic-arch-toy")
+    return distribution
+
+
+def test_it_is_found_and_runs(installed: Distribution) -> None:
+    registry = load_registry(strict=True)
+    (plugin,) = (plugin for plugin in registry.plugins if plugin.distribution == "kinetic-arch-toy")
+    assert plugin.version == "1.0" and [entry.registration.name for entry in plugin.registered] == ["toy"]
+    assert "kinetic_arch_toy.architecture" not in sys.modules
+    architecture = registry.architecture_for("toy")
+    (variant,) = architecture.tiny()
+    source = random_model("toy", variant)
+    program = record_program(architecture(source), registry.get("head", "full")(), source)
+    executable = registry.get("backend", "reference")().load(program, source, LoadOptions(n_blocks=1, n_slots=1))
+    executable.run(
+        RowBatch(
+            np.array([5, 9], np.int32),
+            np.array([0, 1], np.int32),
+            (SequenceRows(0, 0, 2, np.zeros(1, np.int32), -1 if not program.states else 0),),
+            [HeadRequest(1, None)],
+        )
+    )
+    table = np.frombuffer(source.tensor_bytes("token_embd.weight").tobytes(), np.float32).reshape(300, 32)
+    norm = np.frombuffer(source.tensor_bytes("output_norm.weight").tobytes(), np.float32)
+    x = table[9].astype(np.float64)
+    expected = table @ (x / np.sqrt(np.mean(x * x) + 1e-5) * norm)
+    np.testing.assert_allclose(executable.logits(0), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_entry_point_group_is_the_contract(installed: Distribution) -> None:
+    assert [point.group for point in installed.entry_points] == ["kinetic"]
+    assert isinstance(next(iter(installed.entry_points)), EntryPoint)
