@@ -23,8 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
+from kinetic_core import directories
 from kinetic_core.errors import BackendError, describe
 
 if TYPE_CHECKING:
@@ -37,15 +36,10 @@ _COMPILED: dict[str, Any] = {}
 _LOCK = threading.RLock()
 
 
-def cache_root() -> Path:
-    """The directory that holds all that Kinetic caches; the variable `KINETIC_CACHE_DIR` names another."""
-    named = os.environ.get("KINETIC_CACHE_DIR")
-    return Path(named) if named else Path(platformdirs.user_cache_dir("kinetic"))
-
-
 def kernel_sources() -> list[Path]:
     """Every file whose text the machine code of a kernel depends on, in a fixed order."""
-    return [path for folder in ("simd", "kernels") for path in sorted((_PACKAGE / folder).rglob("*.py"))]
+    folders = [path for folder in ("simd", "kernels") for path in sorted((_PACKAGE / folder).rglob("*.py"))]
+    return [*folders, _PACKAGE / "packing.py"]
 
 
 @functools.cache
@@ -78,7 +72,7 @@ def kernel_digest() -> str:
 
 def cache_directory() -> Path:
     """Where the machine code of this process's kernels lies."""
-    return cache_root() / "kernels" / kernel_digest()
+    return directories.cache_directory() / "kernels" / kernel_digest()
 
 
 @functools.cache
@@ -86,8 +80,9 @@ def registry() -> dict[str, Any]:
     """Every kernel function by name; imports all kernel modules."""
     from kinetic_core.backends.cpu import kernels
 
-    for module in pkgutil.iter_modules(kernels.__path__):
-        importlib.import_module(f"{kernels.__name__}.{module.name}")
+    with _numba_cache_in(cache_directory()):  # for the helpers that are compiled functions with a cache of their own
+        for module in pkgutil.iter_modules(kernels.__path__):
+            importlib.import_module(f"{kernels.__name__}.{module.name}")
     return kernels.KERNELS
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from kinetic_core.backends.cpu.kernels.run_tape import CALL_WORDS
 
@@ -31,9 +30,18 @@ class Count(IntEnum):
     """Groups of adjacent rows of one sequence, see `step.py`."""
     SEQUENCES = 4
     """Sequences."""
+    DRAFTS = 5
+    """Draft rows."""
 
 
 N_COUNTS = len(Count)
+
+
+@attrs.frozen
+class Block:
+    """An argument block inside another: the word becomes its address."""
+
+    args: tuple[Any, ...]
 
 
 @attrs.frozen
@@ -41,8 +49,8 @@ class KernelCall:
     """One kernel call of a tape.
 
     kernel:    the kernel's registered name.
-    args:      the words of its argument block: integers, floats (stored as the bits of a float64), or a `Count`,
-               which is filled in before each step.
+    args:      the words of its argument block: integers, floats (stored as the bits of a float64), a `Count`, which is
+               filled in before each step, or a `Block`.
     items:     how many work items each `Count` contributes.
     reads, writes: names of what it reads and writes, for the order of calls.
     grain:     least items of a chunk.
@@ -80,6 +88,10 @@ def assign_phases(calls: Sequence[KernelCall]) -> list[int]:
     return phases
 
 
+def _n_words(args: tuple[Any, ...]) -> int:
+    return len(args) + sum(_n_words(word.args) for word in args if isinstance(word, Block))
+
+
 class Tape:
     """Calls laid out for the threads.
 
@@ -100,27 +112,33 @@ class Tape:
         self.phases = np.asarray(phases, np.int64)
         self.n_phases = int(self.phases[-1]) + 1 if len(calls) else 0
         self._n_threads = n_threads
-        n_words = sum(len(call.args) for call in calls)
-        self._words = np.zeros(n_words, np.int64)
+        self._words = np.zeros(sum(_n_words(call.args) for call in calls), np.int64)
         self.table = np.zeros((len(calls), CALL_WORDS), np.int64)
-        fields: list[list[int]] = [[] for _ in Count]
-        at = 0
+        self._used = 0
+        self._count_words: list[list[int]] = [[] for _ in Count]
         for number, call in enumerate(calls):
             self.table[number, 0] = address(call.kernel)
-            self.table[number, 1] = self._words.ctypes.data + 8 * at
-            for word in call.args:
-                if isinstance(word, Count):
-                    fields[word].append(at)
-                else:
-                    self._words[at] = float_bits(word) if isinstance(word, float) else word
-                at += 1
-        self._fields = [(Count(count), np.asarray(at, np.int64)) for count, at in enumerate(fields) if at]
+            self.table[number, 1] = self._place(call.args)
+        self._fields = [(count, np.asarray(at, np.int64)) for count, at in enumerate(self._count_words) if at]
         self._coefficients = np.array(
             [[call.items.get(count, 0) for count in Count] for call in calls], np.int64
         ).reshape(len(calls), N_COUNTS)
         self._least_grain = np.array([call.grain for call in calls], np.int64)
         self._counts: tuple[int, ...] | None = None
         self.n_chunks = 0
+
+    def _place(self, args: tuple[Any, ...]) -> int:
+        """Lay an argument block down; its address."""
+        begin = self._used
+        self._used += len(args)
+        for at, word in enumerate(args, begin):
+            if isinstance(word, Block):
+                self._words[at] = self._place(word.args)
+            elif isinstance(word, Count):
+                self._count_words[word].append(at)
+            else:
+                self._words[at] = float_bits(word) if isinstance(word, float) else word
+        return int(self._words.ctypes.data) + 8 * begin
 
     def prepare(self, counts: Sequence[int]) -> None:
         """Fill in a step's counts, in the order of `Count`."""

@@ -14,7 +14,7 @@ Arguments of the gate kernels. An item is a segment of a row: item // segments i
     6 segment width, 7 segments
     8 run: columns that share one gate (1: each its own); where it is not 1 there is one segment
     9 activation: 0 silu, 1 sigmoid
-    10 argument block of the quantization of out, whose rows are the segments (the kernels named for it)
+    10 argument block of the quantization of out; segments are whole blocks (the kernels named for it)
 
 Arguments of `gather_rows`: 0 x, 1 stride, 2 i64 row numbers, 3 out, 4 stride, 5 bytes. An item is an output row.
 """
@@ -26,7 +26,13 @@ from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
 from kinetic_core.backends.cpu.kernels.mathfun import sigmoid, silu, softplus
-from kinetic_core.backends.cpu.kernels.quantize import quantize_q8_32, quantize_q8_256
+from kinetic_core.backends.cpu.kernels.quantize import (
+    TILE_32_BYTES,
+    TILE_256_BYTES,
+    TILE_ROWS,
+    quantize_q8_32,
+    quantize_q8_256,
+)
 from kinetic_core.backends.cpu.simd import (
     add,
     copy_bytes,
@@ -39,6 +45,8 @@ from kinetic_core.backends.cpu.simd import (
     load_vf_partial,
     mul,
     splat_f32,
+    stack_bytes,
+    store_i64,
     store_vf,
     store_vf_partial,
 )
@@ -48,6 +56,34 @@ SILU_GATE, SIGMOID_GATE = range(2)
 
 _quantize_256 = njit(error_model="numpy")(quantize_q8_256)
 _quantize_32 = njit(error_model="numpy")(quantize_q8_32)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _part_of_row(args, row, first, width, block, tile_bytes, part):
+    """Fill `part` with arguments that quantize columns first … first + width - 1 of a row, as row `row % TILE_ROWS`."""
+    tile = row // TILE_ROWS
+    x_stride = load_i64(args + 16)
+    store_i64(part + 8, load_i64(args + 8) + tile * TILE_ROWS * x_stride + 4 * first)
+    store_i64(part + 16, x_stride)
+    blocks_before = tile * (load_i64(args + 40) // block) + first // block
+    store_i64(part + 24, load_i64(args + 24) + tile_bytes * blocks_before)
+    store_i64(part + 40, width)
+
+
+@njit(error_model="numpy")
+def quantize_columns_256(args, row, first, width):
+    """Quantize columns first … first + width - 1 of one row to `q8_256`; both are multiples of 256."""
+    part = stack_bytes(48)
+    _part_of_row(args, row, first, width, 256, TILE_256_BYTES, part)
+    _quantize_256(part, row % TILE_ROWS, row % TILE_ROWS + 1)
+
+
+@njit(error_model="numpy")
+def quantize_columns_32(args, row, first, width):
+    """Quantize columns first … first + width - 1 of one row to `q8_32`; both are multiples of 32."""
+    part = stack_bytes(48)
+    _part_of_row(args, row, first, width, 32, TILE_32_BYTES, part)
+    _quantize_32(part, row % TILE_ROWS, row % TILE_ROWS + 1)
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -147,7 +183,9 @@ def gate_q8_256(args, begin, end):
     """gate, then out is quantized by blocks of 256."""
     for item in range(begin, end):
         _gate_item(args, item)
-        _quantize_256(load_i64(args + 80), item, item + 1)
+        width, segments = load_i64(args + 48), load_i64(args + 56)
+        row = item // segments
+        quantize_columns_256(load_i64(args + 80), row, width * (item - row * segments), width)
 
 
 @kernel("gate_q8_32")
@@ -155,7 +193,9 @@ def gate_q8_32(args, begin, end):
     """gate, then out is quantized by blocks of 32."""
     for item in range(begin, end):
         _gate_item(args, item)
-        _quantize_32(load_i64(args + 80), item, item + 1)
+        width, segments = load_i64(args + 48), load_i64(args + 56)
+        row = item // segments
+        quantize_columns_32(load_i64(args + 80), row, width * (item - row * segments), width)
 
 
 @kernel("gather_rows")

@@ -1,0 +1,187 @@
+"""The weights of a program in memory: matrices packed for the linear kernels, vectors as float32.
+
+Matrices are packed in parallel, and a tensor's pages of the file are given back as soon as it is packed, so that
+loading takes little more memory than the file has bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kinetic_core.backends.cpu.packing import GROUP, PACKED_TYPES, pack, packed_size
+from kinetic_core.backends.cpu.pools import address_of, allocate
+from kinetic_core.gguf import BLOCK_FORMATS, GGMLType, dequantize, read_tensor, require_tensor
+from kinetic_core.program import ops
+from kinetic_core.program.values import Weight
+
+if TYPE_CHECKING:
+    from kinetic_core.gguf.source import TensorSource
+    from kinetic_core.interfaces.backend import Progress
+    from kinetic_core.program.program import Program
+
+logger = logging.getLogger(__name__)
+
+_SLICE_BYTES = 4 << 20
+"""Bytes of the file that one packing task takes: enough work for a thread, and little memory beside the result."""
+
+
+@attrs.frozen(eq=False)
+class Matrix:
+    """A packed matrix [n_out, n_in]; type is what it is packed as, `file_type` what the file holds."""
+
+    name: str
+    type: GGMLType
+    file_type: GGMLType
+    n_out: int
+    n_in: int
+    data: npt.NDArray[np.uint8]
+    file_bytes: int
+
+    @property
+    def address(self) -> int:
+        """Of the packed bytes."""
+        return address_of(self.data)
+
+
+class Weights:
+    """Every weight of a program. matrices and vectors by name; notices say what was converted and what it costs."""
+
+    def __init__(
+        self, program: Program, source: TensorSource, n_threads: int, progress: Progress | None = None
+    ) -> None:
+        self.matrices: dict[str, Matrix] = {}
+        self.vectors: dict[str, npt.NDArray[np.float32]] = {}
+        self.notices: list[str] = []
+        self._source = source
+        matrix_names = _matrix_names(program)
+        infos = [require_tensor(source.tensors, weight.name) for weight in program.weights]
+        total = sum(info.n_bytes for info in infos)
+        done = 0
+        lock = threading.Lock()
+
+        def count(n_bytes: int) -> None:
+            nonlocal done
+            with lock:
+                done += n_bytes
+                if progress is not None:
+                    progress("packing weights", min(1.0, done / max(total, 1)))
+
+        with ThreadPoolExecutor(n_threads, "pack") as pool:
+            for weight, info in zip(program.weights, infos, strict=True):
+                if weight.name not in matrix_names:
+                    self.vectors[weight.name] = np.ascontiguousarray(read_tensor(source, weight.name), np.float32)
+                    source.release(weight.name)
+                    count(info.n_bytes)
+                else:
+                    self._load_matrix(weight, info.type, info.n_bytes, pool, n_threads, count)
+
+    def vector(self, weight: Weight) -> npt.NDArray[np.float32]:
+        """A weight that is no matrix, as f32 in the shape that the program names."""
+        return self.vectors[weight.name].reshape(weight.shape)
+
+    def _load_matrix(
+        self, weight: Weight, file_type: GGMLType, file_bytes: int, pool: ThreadPoolExecutor, n_threads: int, count: Any
+    ) -> None:
+        n_out, n_in = weight.shape
+        raw = self._source.tensor_bytes(weight.name)
+        type_ = file_type if file_type in PACKED_TYPES else _converted_type(raw, file_type, n_in)
+        target = allocate(packed_size(type_, n_out, n_in), np.uint8, f"the tensor {weight.name!r}")
+        row_bytes = BLOCK_FORMATS[file_type].n_bytes((n_in,))
+        if type_ is not file_type:
+            converted = _convert(raw, file_type, type_, n_in)
+            self._notice(weight, file_type, type_, file_bytes, converted.nbytes)
+            raw = converted
+        step = max(GROUP, _SLICE_BYTES // row_bytes // GROUP * GROUP)
+        waiting: list[Future[None]] = []
+        for first in range(0, n_out, step):
+            rows = min(step, n_out - first)
+            waiting.append(pool.submit(_pack_slice, type_, raw, n_out, n_in, target, first, rows, row_bytes, count))
+        for future in waiting:
+            future.result()
+        del raw
+        self._source.release(weight.name)
+        self.matrices[weight.name] = Matrix(weight.name, type_, file_type, n_out, n_in, target, file_bytes)
+
+    def _notice(self, weight: Weight, file_type: GGMLType, type_: GGMLType, before: int, after: int) -> None:
+        text = (
+            f"{weight.name}: no kernel reads {file_type.name}; loaded as {type_.name}, "
+            f"{after / 2**20:.1f} MiB instead of {before / 2**20:.1f}, read at every step"
+        )
+        self.notices.append(text)
+        logger.warning("%s", text)
+
+
+def _pack_slice(
+    type_: GGMLType,
+    raw: npt.NDArray[np.uint8],
+    n_out: int,
+    n_in: int,
+    target: npt.NDArray[np.uint8],
+    first: int,
+    rows: int,
+    row_bytes: int,
+    count: Any,
+) -> None:
+    pack(type_, raw, n_out, n_in, target, first, rows)
+    count(rows * row_bytes)
+
+
+def _matrix_names(program: Program) -> set[str]:
+    """Weights that linear kernels or the embedding read."""
+    names: set[str] = set()
+    for op in program.ops:
+        if isinstance(op, ops.Linear):
+            names.update(weight.name for weight in op.weights)
+        elif isinstance(op, ops.Embedding):
+            names.add(op.weight.name)
+    return names
+
+
+def _row_slices(raw: npt.NDArray[np.uint8], file_type: GGMLType, n_in: int) -> Iterator[npt.NDArray[np.float32]]:
+    """The matrix dequantized, some rows at a time."""
+    row_bytes = BLOCK_FORMATS[file_type].n_bytes((n_in,))
+    step = max(1, _SLICE_BYTES // (4 * n_in))
+    for begin in range(0, len(raw), step * row_bytes):
+        part = raw[begin : begin + step * row_bytes]
+        yield dequantize(part, file_type, (len(part) // row_bytes, n_in))
+
+
+def _converted_type(raw: npt.NDArray[np.uint8], file_type: GGMLType, n_in: int) -> GGMLType:
+    """F16 where that holds every value exactly, else F32. Nothing is ever requantized."""
+    with np.errstate(over="ignore"):
+        exact = all(
+            np.array_equal(part.astype(np.float16).astype(np.float32), part)
+            for part in _row_slices(raw, file_type, n_in)
+        )
+    return GGMLType.F16 if exact else GGMLType.F32
+
+
+def _convert(raw: npt.NDArray[np.uint8], file_type: GGMLType, type_: GGMLType, n_in: int) -> npt.NDArray[np.uint8]:
+    kind = np.float16 if type_ is GGMLType.F16 else np.float32
+    n_rows = len(raw) // BLOCK_FORMATS[file_type].n_bytes((n_in,))
+    out = np.empty((n_rows, n_in), kind)
+    at = 0
+    for part in _row_slices(raw, file_type, n_in):
+        out[at : at + len(part)] = part
+        at += len(part)
+    return out.reshape(-1).view(np.uint8)
+
+
+def bytes_per_step(program: Program, weights: Weights) -> int:
+    """Bytes of the file that a step of one row reads: every weight but the embedding, of which it reads one row."""
+    linear = {weight.name for op in program.ops if isinstance(op, ops.Linear) for weight in op.weights}
+    total = sum(matrix.file_bytes for name, matrix in weights.matrices.items() if name in linear)
+    total += sum(vector.nbytes for vector in weights.vectors.values())
+    for op in program.ops:
+        if isinstance(op, ops.Embedding):
+            total += BLOCK_FORMATS[weights.matrices[op.weight.name].file_type].n_bytes((op.weight.shape[1],))
+    return int(math.ceil(total))
