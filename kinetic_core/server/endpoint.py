@@ -143,13 +143,13 @@ class CompletionEndpoint(ABC):
         begun = False
         async with aclosing(events(generations, plan.n)) as chunks:
             async for event in chunks:
+                answers[event.choice].add_counts(event.chunk)
+                if event.chunk.finish_reason == "cancelled":
+                    continue
                 if not begun:
                     # Only now: a request that fails before its first token still gets its own status.
                     begun = True
                     await send(_STREAM_START)
-                answers[event.choice].add_counts(event.chunk)
-                if event.chunk.finish_reason == "cancelled":
-                    continue
                 seed = {"seed": event.chunk.seed} if event.chunk.finish_reason else {}
                 for piece in plan.writer.pieces(event.choice, event.chunk):
                     await _send_event(send, head | {"choices": [piece]} | usage | seed)

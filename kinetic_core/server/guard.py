@@ -154,11 +154,12 @@ def _with_cors(send: Send, origin: str) -> Send:
 
 
 def _preflight(headers: Headers) -> Response:
-    return Response(
-        status_code=204,
-        headers={
-            "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
-            "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
-            "Access-Control-Max-Age": _PREFLIGHT_AGE_S,
-        },
-    )
+    allowed = {
+        "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+        "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
+        "Access-Control-Max-Age": _PREFLIGHT_AGE_S,
+    }
+    if headers.get("access-control-request-private-network") == "true":
+        # A page from the network that was configured asks for a server on this machine.
+        allowed["Access-Control-Allow-Private-Network"] = "true"
+    return Response(status_code=204, headers=allowed)

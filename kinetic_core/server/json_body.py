@@ -7,8 +7,10 @@ import contextlib
 import json
 import math
 import re
+from collections import Counter
 from typing import Any
 
+import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +21,6 @@ from kinetic_core.server.settings import ServerSettings
 _LINGER_S = 1.0
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_BRACKET = re.compile(rb"[\[\]{}]")
 
 
 async def read_body(request: Request, settings: ServerSettings) -> bytes:
@@ -127,22 +128,23 @@ def _check_depth(body: bytes, max_depth: int) -> None:
     # Before parsing: a parser of nested arrays is recursive, and its own limit is the interpreter's stack.
     if body.count(b"[") + body.count(b"{") <= max_depth:
         return
-    depth = 0
-    for bracket in _BRACKET.findall(_STRING.sub(b"", body)):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > max_depth:
-            raise InvalidField(
-                describe("the body is nested too deeply", expected=f"at most {max_depth} arrays and objects"),
-                None,
-                code="invalid_json",
-            )
+    text = np.frombuffer(_STRING.sub(b"", body), np.uint8)
+    opening = (text == ord("[")) | (text == ord("{"))
+    closing = (text == ord("]")) | (text == ord("}"))
+    depth = int(np.cumsum(opening.astype(np.int64) - closing).max(initial=0))
+    if depth > max_depth:
+        raise InvalidField(
+            describe("the body is nested too deeply", got=depth, expected=f"at most {max_depth} arrays and objects"),
+            None,
+            code="invalid_json",
+        )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise InvalidField(describe("a field is given twice", got=ascii(twice)), _shown(twice))
     return values
 

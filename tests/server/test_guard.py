@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -13,7 +15,7 @@ import openai
 import pytest
 
 from kinetic_core.errors import RequestError
-from kinetic_core.server import ServerSettings, create_app
+from kinetic_core.server import Server, ServerSettings, create_app
 from kinetic_core.server.guard import host_name, is_loopback
 from tests.server.support import NAME, Running
 
@@ -202,6 +204,9 @@ def test_s6_loopback_origins_work(shared: Running):
         assert "POST" in answer.headers["Access-Control-Allow-Methods"]
         assert answer.headers["Access-Control-Allow-Headers"] == "authorization, content-type"
         assert "Access-Control-Allow-Credentials" not in answer.headers
+        assert "Access-Control-Allow-Private-Network" not in answer.headers
+        private = _ask(app, "OPTIONS", "/v1/models", [*preflight, ("Access-Control-Request-Private-Network", "true")])
+        assert private.headers["Access-Control-Allow-Private-Network"] == "true"
         asked = [("Origin", origin), ("Authorization", "Bearer sk-1")]
         answer = _ask(app, "GET", "/v1/models", asked)
         assert answer.status_code == 200
@@ -320,8 +325,13 @@ def test_settings_out_of_range(field: str):
         ServerSettings(**{field: 0})
 
 
-def test_an_address_that_is_taken(make_server, shared: Running):
+def test_importing_the_server_needs_neither_uvicorn_nor_numba():
+    script = "import sys, kinetic_core.server; print([name for name in ('uvicorn', 'numba') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_an_address_that_is_taken(shared: Running):
     port = int(shared.server.url.rpartition(":")[2])
     with pytest.raises(RequestError, match="cannot listen") as caught:
-        make_server(shared.model, port=port)
+        Server(shared.model, ServerSettings(port=port)).start()
     assert caught.value.field == "port"

@@ -244,6 +244,20 @@ def test_bodies_that_are_no_json_object(running: Running, body: bytes):
     assert _error(answer)["code"] == "invalid_json"
 
 
+def test_bodies_that_cost_much_to_refuse(running: Running):
+    names = ",".join(f'"{number}": 1' for number in range(200_000))
+    begun = time.monotonic()
+    for body in (
+        "{" + names + ', "7": 2}',
+        "{" + names + "}",
+        "[]" * 1_000_000,
+        '"' * 1_000_000,
+        '{"x": "' + '\\"' * 500_000,
+    ):
+        assert _post(running, body).status_code == 400
+    assert time.monotonic() - begun < 10
+
+
 def test_a_field_given_twice(running: Running):
     answer = _post(running, '{"messages": [{"role": "user", "content": "a", "content": "b"}]}')
     assert answer.status_code == 400
