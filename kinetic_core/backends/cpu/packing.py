@@ -40,9 +40,9 @@ def _every(unit: int, order: list[int]) -> _Field:
     return _Field(unit, tuple(order))
 
 
-def _q6_k_scales() -> list[int]:
-    """Scales in the byte order 0 2 1 3 of each four, so that the even bytes are neighbours."""
-    return [192 + 4 * word + byte for word in range(4) for byte in (0, 2, 1, 3)]
+def _swapped(start: int, n_bytes: int) -> list[int]:
+    """Bytes in the order 0 2 1 3 of each four, so that the even bytes of a lane were neighbours."""
+    return [start + 4 * word + byte for word in range(n_bytes // 4) for byte in (0, 2, 1, 3)]
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,16 @@ _LAYOUTS: dict[GGMLType, _Layout] = {
     GGMLType.Q8_0: _Layout((_plain(4, 2, 32),), (_plain(2, 0, 2),)),
     GGMLType.Q4_0: _Layout((_plain(4, 2, 16),), (_plain(2, 0, 2),)),
     GGMLType.Q4_1: _Layout((_plain(2, 0, 2), _plain(2, 2, 2), _plain(4, 4, 16))),
+    GGMLType.Q5_0: _Layout((_plain(4, 2, 4), _plain(4, 6, 16)), (_plain(2, 0, 2),)),
+    GGMLType.Q5_1: _Layout((_plain(2, 0, 2), _plain(2, 2, 2), _plain(4, 4, 4), _plain(4, 8, 16))),
+    GGMLType.IQ4_NL: _Layout((_plain(4, 2, 16),), (_plain(2, 0, 2),)),
+    GGMLType.MXFP4: _Layout((_plain(4, 1, 16),), (_plain(1, 0, 1),)),
+    GGMLType.Q2_K: _Layout((_every(4, _swapped(0, 16)), _plain(4, 16, 64), _plain(2, 80, 2), _plain(2, 82, 2))),
+    GGMLType.Q3_K: _Layout((_plain(4, 0, 32), _plain(4, 32, 64), _every(4, _swapped(96, 12))), (_plain(2, 108, 2),)),
+    GGMLType.Q5_K: _Layout((_plain(2, 0, 2), _plain(2, 2, 2), _plain(4, 4, 12), _plain(4, 16, 32), _plain(4, 48, 128))),
+    GGMLType.IQ4_XS: _Layout((_plain(2, 0, 2), _plain(2, 2, 2), _plain(4, 4, 4), _plain(4, 8, 128))),
     GGMLType.Q4_K: _Layout((_plain(2, 0, 2), _plain(2, 2, 2), _plain(4, 4, 12), _plain(4, 16, 128))),
-    GGMLType.Q6_K: _Layout((_every(4, _q6_k_scales()), _plain(4, 0, 128), _plain(4, 128, 64)), (_plain(2, 208, 2),)),
+    GGMLType.Q6_K: _Layout((_every(4, _swapped(192, 16)), _plain(4, 0, 128), _plain(4, 128, 64)), (_plain(2, 208, 2),)),
 }
 
 #: The formats that `pack` knows, that is, that have a linear kernel.

@@ -24,8 +24,11 @@ OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "fastmath": Fa
 
 #: The modules of this package that hold kernels.
 MODULES: list[str] = [
+    "embedding",
     "linear_32",
+    "linear_float",
     "linear_k",
+    "linear_k_small",
     "quantize",
 ]
 

@@ -31,7 +31,7 @@ from kinetic_core.backends.cpu.simd import LANES, load_i64, static
 INLINE: dict[str, Any] = {"error_model": "numpy", "forceinline": True}
 
 #: Rows of the tallest tile: its accumulators should mostly fit the registers (32 in AVX-512, else 16).
-TALL_ROWS: int = 16 if LANES == GROUP else 4
+TALL_ROWS: int = 8 if LANES == GROUP else 4
 
 HALVES: int = GROUP // LANES
 

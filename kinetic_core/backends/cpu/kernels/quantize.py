@@ -22,13 +22,14 @@ A block that holds a NaN or an infinity has d = NaN and zeros, so that every out
     308            padding
     320  i32[16]   −32 times the sums of 16 q
 
-`q8_32`, 48 bytes per 32 inputs:
+`q8_32`, 52 bytes per 32 inputs:
 
     0    i8[32]    q
     32   f32       d
     36   f32       d * sum of q
     40   i32       −8 * sum of q
-    44   i32       −128 * sum of q
+    44   i32       −16 * sum of q
+    48   i32       −128 * sum of q
 
 Arguments of the kernels (int64 each): n_rows (not read), x address (f32[n_in] rows), x row stride in bytes,
 destination address, unused, n_in. A work item is a row.
@@ -62,7 +63,7 @@ from kinetic_core.backends.cpu.simd import (
 )
 
 BLOCK_256_BYTES, SUMS_32_AT, SUMS_16_AT, SCALE_256_AT, BIAS_32_AT = 384, 256, 272, 304, 320
-BLOCK_32_BYTES, SCALE_32_AT, SCALED_SUM_AT, BIAS_8_AT, BIAS_128_AT = 48, 32, 36, 40, 44
+BLOCK_32_BYTES, SCALE_32_AT, SCALED_SUM_AT, BIAS_8_AT, BIAS_16_AT, BIAS_128_AT = 52, 32, 36, 40, 44, 48
 
 #: Rows of a tile, and bytes of one block of all of them.
 TILE_ROWS = 16
@@ -154,4 +155,5 @@ def quantize_q8_32(args, begin, end):
             store_f32(target + SCALE_32_AT, scale)
             store_f32(target + SCALED_SUM_AT, scale * np.float32(total))
             store_i32(target + BIAS_8_AT, -8 * total)
+            store_i32(target + BIAS_16_AT, -16 * total)
             store_i32(target + BIAS_128_AT, -128 * total)

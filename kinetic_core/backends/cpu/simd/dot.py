@@ -26,6 +26,7 @@ from kinetic_core.backends.cpu.simd.memory import masked_store, vector_load
 from kinetic_core.backends.cpu.simd.types import (
     F32,
     I8,
+    I16,
     I32,
     I64,
     WB,
@@ -46,10 +47,10 @@ __all__ = [
     "byte_scale",
     "load_wf",
     "load_wi",
-    "parts_finish",
+    "load_wi_u16",
     "parts_start",
-    "parts_total",
     "parts_zero",
+    "rows_add",
     "rows_fma",
     "rows_fma_scaled",
     "rows_load",
@@ -66,6 +67,8 @@ __all__ = [
     "sums_sub_pairs",
     "sums_to_f32",
     "sums_zero",
+    "totals_add",
+    "totals_load",
     "unpack_even_i8",
     "unpack_odd_i8",
 ]
@@ -163,6 +166,7 @@ def pack_rows(builder, vectors, kind):
 
 
 load_wi = vector_load(WI.ir, WI, "LANES int32 at an address.")
+load_wi_u16 = vector_load(ir.VectorType(I16, LANES), WI, "LANES uint16 at an address, zero-extended.", "zero")
 load_wf = vector_load(WF.ir, WF, "LANES float32 at an address.")
 
 
@@ -200,7 +204,7 @@ sums_zero = _zero(SUM, "Sums of 0.")
 
 
 def rows_operation(vec_in, vec_out, step, doc, n_vectors=0, vector=None, addressed=True, kind_of=None):
-    """An intrinsic `f(rows, vectors…, [x, x_stride])` that maps each row's vector by `step(builder, v, vs, address)`."""
+    """An intrinsic `f(rows, vectors…, [x, x_stride])`: each row's vector becomes `step(builder, v, vs, address)`."""
     extra = [vector] * n_vectors + ([types.int64, types.int64] if addressed else [])
 
     def check(rows):
@@ -259,25 +263,37 @@ def _start(typingctx, rows, x, x_stride):
     return kind(rows, types.int64, types.int64), codegen
 
 
-_start.__doc__ = "Parts that hold each row's int32 bias at its address; AVX2 leaves the bias to `parts_finish`."
+_start.__doc__ = "Parts that hold each row's int32 bias at its address; AVX2 begins with 0 and leaves it to the caller."
 parts_start = intrinsic(_start)
 
 
-def _finish(builder, part, _, address):
-    if not AVX2:
-        return part
-    ones = lane_constant(WS.ir, 1)
-    return builder.add(emit_madd(builder, part, ones), broadcast_i32(builder, address))
+@intrinsic
+def totals_add(typingctx, totals, parts):
+    """Totals plus parts."""
+    if not isinstance(totals, Rows) or totals.vec != WI or parts != Rows(PART, totals.count):
+        return None
+
+    def codegen(context, builder, signature, args):
+        pairs = zip(unpack_rows(builder, args[0], totals), unpack_rows(builder, args[1], parts), strict=True)
+        ones = lane_constant(WS.ir, 1)
+        sums = [builder.add(t, emit_madd(builder, p, ones) if AVX2 else p) for t, p in pairs]
+        return pack_rows(builder, sums, totals)
+
+    return totals(totals, parts), codegen
 
 
-parts_finish = rows_operation(PART, WI, _finish, "Totals of parts that began with `parts_start` at the same addresses.")
+@intrinsic
+def totals_load(typingctx, rows, x, x_stride):
+    """Totals that begin with each row's int32 at its address."""
+    if not isinstance(rows, Static):
+        return None
+    kind = Rows(WI, rows.count)
 
+    def codegen(context, builder, signature, args):
+        starts = [broadcast_i32(builder, row_address(builder, args[1], args[2], row)) for row in range(rows.count)]
+        return pack_rows(builder, starts, kind)
 
-def _total(builder, part, _, address):
-    return emit_madd(builder, part, lane_constant(WS.ir, 1)) if AVX2 else part
-
-
-parts_total = rows_operation(PART, WI, _total, "Totals of parts.", addressed=False)
+    return kind(rows, types.int64, types.int64), codegen
 
 
 def _to_f32(builder, value, *_):
@@ -396,38 +412,45 @@ unpack_even_i8 = _unpack_i8(False, "Bytes 0 and 2 of each lane as a pair of int1
 unpack_odd_i8 = _unpack_i8(True, "Bytes 1 and 3 of each lane as a pair of int16.")
 
 
-def _madd(builder, total, vectors, address):
+def emit_madd_add(builder, total, pairs, address):
+    """Emit total + the sums of two neighbouring int16 products of `pairs` with the two int16 at an address."""
     x = builder.bitcast(broadcast_i32(builder, address), WS.ir)
     if AVX512:
-        operands = [total, vectors[0], x]
+        operands = [total, pairs, x]
         if not _DPBUSD_BYTES:
             operands[1:] = [builder.bitcast(value, WI.ir) for value in operands[1:]]
         return call(builder, "llvm.x86.avx512.vpdpwssd.512", WI.ir, operands)
-    return builder.add(total, emit_madd(builder, vectors[0], x))
+    return builder.add(total, emit_madd(builder, pairs, x))
 
 
 rows_madd = rows_operation(
     WI,
     WI,
-    _madd,
+    lambda builder, total, vectors, address: emit_madd_add(builder, total, vectors[0], address),
     "Totals plus pairs of int16 times the row's two int16 at its address.",
     n_vectors=1,
     vector=WS,
 )
 
 
-@intrinsic
-def rows_sub(typingctx, a, b):
-    """a - b, row by row."""
-    if not isinstance(a, Rows) or a != b:
-        return None
+def _rows_pairwise(float_op, int_op, doc):
+    def operation(typingctx, a, b):
+        if not isinstance(a, Rows) or a != b:
+            return None
 
-    def codegen(context, builder, signature, args):
-        operation = builder.fsub if a.vec.is_float else builder.sub
-        pairs = zip(unpack_rows(builder, args[0], a), unpack_rows(builder, args[1], b), strict=True)
-        return pack_rows(builder, [operation(*pair) for pair in pairs], a)
+        def codegen(context, builder, signature, args):
+            emit = getattr(builder, float_op if a.vec.is_float else int_op)
+            pairs = zip(unpack_rows(builder, args[0], a), unpack_rows(builder, args[1], b), strict=True)
+            return pack_rows(builder, [emit(*pair) for pair in pairs], a)
 
-    return a(a, b), codegen
+        return a(a, b), codegen
+
+    operation.__doc__ = doc
+    return intrinsic(operation)
+
+
+rows_add = _rows_pairwise("fadd", "add", "a + b, row by row.")
+rows_sub = _rows_pairwise("fsub", "sub", "a - b, row by row.")
 
 
 rows_fma = rows_operation(
@@ -482,12 +505,12 @@ def rows_store(typingctx, acc, address, stride, lanes, n_valid):
         whole = builder.icmp_signed(">=", args[3], ir.Constant(I64, LANES))
         for row, vector in enumerate(unpack_rows(builder, args[0], acc)):
             at = row_address(builder, args[1], args[2], row)
-            with builder.if_then(builder.icmp_signed(">", args[4], ir.Constant(I64, row))):
-                with builder.if_else(whole) as (then, otherwise):
-                    with then:
-                        builder.store(vector, pointer(builder, at, WF.ir), align=1)
-                    with otherwise:
-                        masked_store(builder, at, vector, args[3])
+            valid = builder.icmp_signed(">", args[4], ir.Constant(I64, row))
+            with builder.if_then(valid), builder.if_else(whole) as (then, otherwise):
+                with then:
+                    builder.store(vector, pointer(builder, at, WF.ir), align=1)
+                with otherwise:
+                    masked_store(builder, at, vector, args[3])
         return context.get_dummy_value()
 
     return types.void(acc, types.int64, types.int64, types.int64, types.int64), codegen

@@ -11,7 +11,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from kinetic_core.backends.cpu.simd.lowering import LOWERING
-from kinetic_core.backends.cpu.simd.types import F16, F32, I16, I32, VF, WF, pointer
+from kinetic_core.backends.cpu.simd.types import F16, F32, I8, I16, I32, VF, WF, pointer
 
 __all__ = [
     "load_bf16",
@@ -20,6 +20,7 @@ __all__ = [
     "load_vf_f16",
     "load_wf_bf16",
     "load_wf_f16",
+    "load_wf_half_e8m0",
     "store_f16",
     "store_vf_f16",
 ]
@@ -116,6 +117,23 @@ def store_vf_f16(typingctx, address, value):
         return context.get_dummy_value()
 
     return types.void(types.int64, VF), codegen
+
+
+@intrinsic
+def load_wf_half_e8m0(typingctx, address):
+    """LANES scales 2**(e − 128) from bytes e at an address; e = 0 and 1 give denormal float32."""
+
+    def codegen(context, builder, signature, args):
+        narrow = _lanes(I8, WF.count)
+        wide = _lanes(I32, WF.count)
+        e = builder.zext(builder.load(pointer(builder, args[0], narrow), align=1, typ=narrow), wide)
+        normal = builder.shl(builder.sub(e, _const(wide, 1)), _const(wide, 23))
+        is_one = builder.icmp_signed("==", e, _const(wide, 1))
+        tiny = builder.select(is_one, _const(wide, 0x400000), _const(wide, 0x200000))
+        bits = builder.select(builder.icmp_signed("<", e, _const(wide, 2)), tiny, normal)
+        return builder.bitcast(bits, WF.ir)
+
+    return WF(types.int64), codegen
 
 
 def _scalar_load(brain, doc):

@@ -1,9 +1,9 @@
 """The choice of lowering: which machine instructions the SIMD vocabulary becomes.
 
 A lowering never changes a result's bits, only its speed. `KINETIC_SIMD` names one (`auto`, `avx512vnni`, `avx2` or
-`generic`); `auto` takes the widest that the host has. Whether a feature is there follows what numba compiles for: with
-`NUMBA_CPU_NAME` set to another CPU the host's features count for nothing, and `auto` takes the generic lowering unless
-`NUMBA_CPU_FEATURES` says more.
+`generic`); `auto` takes the widest that the features numba compiles for allow. numba takes the host's features unless
+`NUMBA_CPU_FEATURES` names others: to hide the host set that to nothing, and `NUMBA_CPU_NAME` to a CPU, whose own
+features then hold and are unknown here: `auto` takes the generic lowering, and a named lowering is taken on trust.
 """
 
 from __future__ import annotations
@@ -25,15 +25,9 @@ LOWERINGS: dict[str, frozenset[str]] = {
 
 def cpu_features() -> frozenset[str]:
     """The CPU features that numba's code generator may use, by LLVM's names."""
-    if config.CPU_FEATURES is not None:
-        return frozenset(part[1:] for part in config.CPU_FEATURES.split(",") if part.startswith("+"))
-    if _host_is_hidden():
-        return frozenset()
-    return frozenset(part[1:] for part in get_host_cpu_features().split(",") if part.startswith("+"))
-
-
-def _host_is_hidden() -> bool:
-    return config.CPU_NAME not in (None, "host")
+    named = config.CPU_FEATURES
+    features = get_host_cpu_features() if named is None else named
+    return frozenset(part[1:] for part in features.split(",") if part.startswith("+"))
 
 
 def choose_lowering() -> str:
@@ -57,7 +51,7 @@ def choose_lowering() -> str:
             )
         )
     missing = LOWERINGS[wanted] - features
-    if missing and not _host_is_hidden():
+    if missing and (config.CPU_FEATURES is None or config.CPU_NAME is None):
         raise BackendError(
             describe(
                 "this CPU cannot run the SIMD lowering",

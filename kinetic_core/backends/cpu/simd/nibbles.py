@@ -20,20 +20,26 @@ from kinetic_core.backends.cpu.simd.dot import (
     call,
     emit_dot_unsigned,
     emit_madd,
+    emit_madd_add,
     pack_rows,
     row_address,
     unpack_rows,
 )
-from kinetic_core.backends.cpu.simd.types import I16, I64, WB, WI, WS, Rows, lane_constant, pointer, splat
+from kinetic_core.backends.cpu.simd.types import I64, WB, WI, WS, Rows, lane_constant, pointer
 
 __all__ = [
+    "CODEBOOKS",
     "GROUP_VECTOR",
-    "dot_bytes",
+    "dot_bits",
+    "dot_codebook",
+    "dot_fifth_bits",
     "dot_nibbles",
     "dot_nibbles_joined",
     "dot_q6_k",
     "dot_signed_bytes",
+    "dot_with_plane",
     "signed_start",
+    "signed_start_pairs",
 ]
 
 #: Bytes from one packed vector of a group of 16 outputs to the next.
@@ -74,26 +80,23 @@ def _is_parts(kind):
 
 
 @intrinsic(prefer_literal=True)
-def dot_nibbles(typingctx, low, high, weights, x, x_stride, steps, high_offset):
-    """Two runs of 4-bit weights: low nibbles meet activations from `x`, high ones from `x + high_offset`.
+def dot_nibbles(typingctx, parts, weights, x, x_stride, steps, shift):
+    """A run of 4-bit weights: the low nibbles (shift 0) or the high ones (shift 4, both literals) of `steps` vectors.
 
-    Returns (low, high). Bound: `PART_STEPS[4]` steps on each.
+    Bound: `PART_STEPS[4]` steps.
     """
-    if not _is_parts(low) or low != high or not isinstance(steps, types.IntegerLiteral):
+    literals = (steps, shift)
+    if not _is_parts(parts) or not all(isinstance(value, types.IntegerLiteral) for value in literals):
         return None
-    result = types.UniTuple(low, 2)
 
     def codegen(context, builder, signature, args):
-        lows, highs = (unpack_rows(builder, value, low) for value in args[:2])
-        beyond = builder.add(args[3], args[6])
+        values = unpack_rows(builder, args[0], parts)
         for step in range(steps.literal_value):
-            both = load_bytes(builder, args[2], step)
-            lows = add_products(builder, lows, mask_bytes(builder, both, 15), args[3], args[4], 4 * step)
-            highs = add_products(builder, highs, shift_bytes(builder, both, 4, 15), beyond, args[4], 4 * step)
-        packed = [pack_rows(builder, vectors, low) for vectors in (lows, highs)]
-        return context.make_tuple(builder, result, packed)
+            nibbles = shift_bytes(builder, load_bytes(builder, args[1], step), shift.literal_value, 15)
+            values = add_products(builder, values, nibbles, args[2], args[3], 4 * step)
+        return pack_rows(builder, values, parts)
 
-    return result(low, high, types.int64, types.int64, types.int64, steps, types.int64), codegen
+    return parts(parts, types.int64, types.int64, types.int64, steps, shift), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -115,27 +118,12 @@ def dot_nibbles_joined(typingctx, parts, weights, x, x_stride, steps, high_offse
 
 
 @intrinsic(prefer_literal=True)
-def dot_bytes(typingctx, parts, weights, x, x_stride, steps):
-    """A run of unsigned byte weights. Bound: the caller's, by the bits that the bytes use."""
-    if not _is_parts(parts) or not isinstance(steps, types.IntegerLiteral):
-        return None
-
-    def codegen(context, builder, signature, args):
-        values = unpack_rows(builder, args[0], parts)
-        for step in range(steps.literal_value):
-            values = add_products(builder, values, load_bytes(builder, args[1], step), args[2], args[3], 4 * step)
-        return pack_rows(builder, values, parts)
-
-    return parts(parts, types.int64, types.int64, types.int64, steps), codegen
-
-
-@intrinsic(prefer_literal=True)
-def dot_q6_k(typingctx, parts, low, high, shift, x, x_stride, first, steps, stream):
+def dot_q6_k(typingctx, parts, low, high, x, x_stride, first, steps, stream):
     """A run of 6-bit weights of Q6_K: vectors `first` … of one of the four streams of a half block.
 
-    low, high: addresses of the half block's 16 vectors of low nibbles and 8 vectors of high bit pairs. Stream 0 takes
-    vectors 0-7 and the lowest bit pair, stream 1 vectors 8-15 and the second pair (`stream` is `Static`), both after a
-    shift right by `shift`: 0 for the low nibbles and first two pairs, 4 for the high ones. Bound: `PART_STEPS[6]`.
+    low, high: addresses of the half block's 16 vectors of low nibbles and 8 vectors of high bit pairs. Streams 0 and 1
+    (`stream` is `Static`) take the low nibbles of vectors 0-7 and 8-15 and the first and second bit pairs, streams 2
+    and 3 the high nibbles and the third and fourth pairs. Bound: `PART_STEPS[6]` steps.
     """
     literals = (first, steps)
     if not _is_parts(parts) or not all(isinstance(value, types.IntegerLiteral) for value in literals):
@@ -145,19 +133,16 @@ def dot_q6_k(typingctx, parts, low, high, shift, x, x_stride, first, steps, stre
 
     def codegen(context, builder, signature, args):
         values = unpack_rows(builder, args[0], parts)
-        by = splat(builder, builder.trunc(args[3], I16), WS.ir)
         for step in range(count):
-            nibbles = load_bytes(builder, args[1], begin + step + 8 * which)
+            nibbles = load_bytes(builder, args[1], begin + step + 8 * (which % 2))
             pairs = load_bytes(builder, args[2], begin + step)
-            nibbles, pairs = (
-                builder.bitcast(builder.lshr(builder.bitcast(value, WS.ir), by), WB.ir) for value in (nibbles, pairs)
-            )
-            lows, highs = mask_bytes(builder, nibbles, 15), shift_bytes(builder, pairs, 2 * which - 4, 48)
-            values = add_products(builder, values, builder.or_(lows, highs), args[4], args[5], 4 * step)
+            lows = shift_bytes(builder, nibbles, 4 * (which // 2), 15)
+            highs = shift_bytes(builder, pairs, 2 * which - 4, 48)
+            values = add_products(builder, values, builder.or_(lows, highs), args[3], args[4], 4 * step)
         return pack_rows(builder, values, parts)
 
     address = types.int64
-    return parts(parts, address, address, address, address, address, first, steps, stream), codegen
+    return parts(parts, address, address, address, address, first, steps, stream), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -197,6 +182,143 @@ def add_signed_products(builder, totals, weights, x, x_stride, offset):
         sums = call(builder, "llvm.x86.avx2.pmadd.ub.sw", WS.ir, [magnitude, signed])
         results.append(builder.add(total, emit_madd(builder, sums, lane_constant(WS.ir, 1))))
     return results
+
+
+def _literal(*values):
+    return all(isinstance(value, types.IntegerLiteral) for value in values)
+
+
+@intrinsic(prefer_literal=True)
+def dot_bits(typingctx, parts, weights, x, x_stride, steps, shift, mask):
+    """A run of weights that are the bits `mask` of each byte shifted right by `shift` (`Static`)."""
+    if not _is_parts(parts) or not _literal(steps, mask):
+        return None
+
+    def codegen(context, builder, signature, args):
+        values = unpack_rows(builder, args[0], parts)
+        for step in range(steps.literal_value):
+            loaded = load_bytes(builder, args[1], step)
+            weights = shift_bytes(builder, loaded, shift.count, mask.literal_value)
+            values = add_products(builder, values, weights, args[2], args[3], 4 * step)
+        return pack_rows(builder, values, parts)
+
+    address = types.int64
+    return parts(parts, address, address, address, steps, shift, mask), codegen
+
+
+@intrinsic(prefer_literal=True)
+def dot_with_plane(typingctx, parts, low, low_shift, low_mask, high, high_shift, high_bit, x, x_stride, first, steps):
+    """A run of weights with one more bit in a plane of its own: low bits as in `dot_bits`, plus a bit of `high`.
+
+    The bit `high_bit` (a mask) of a weight is found `high_shift` places above it in the byte of `high` (below it when
+    negative). Vectors `first` … of both. Everything but addresses is `Static`, or literal (`first`, `steps`).
+    """
+    if not _is_parts(parts) or not _literal(first, steps):
+        return None
+    begin, count = first.literal_value, steps.literal_value
+
+    def codegen(context, builder, signature, args):
+        values = unpack_rows(builder, args[0], parts)
+        for step in range(count):
+            lows = shift_bytes(builder, load_bytes(builder, args[1], begin + step), low_shift.count, low_mask.count)
+            loaded = load_bytes(builder, args[4], begin + step)
+            highs = shift_bytes(builder, loaded, high_shift.count, high_bit.count)
+            values = add_products(builder, values, builder.or_(lows, highs), args[7], args[8], 4 * step)
+        return pack_rows(builder, values, parts)
+
+    address = types.int64
+    signature = parts(
+        parts, address, low_shift, low_mask, address, high_shift, high_bit, address, address, first, steps
+    )
+    return signature, codegen
+
+
+@intrinsic(prefer_literal=True)
+def dot_fifth_bits(typingctx, parts, bits, weights, x, x_stride, steps, shift):
+    """A run of 5-bit weights: nibbles as in `dot_nibbles`, the fifth bits from words of 32 bits, one per output.
+
+    `bits` holds LANES words; step s of low nibbles (shift 0) takes bits 4 s … 4 s + 3, of high ones (shift 4) bits
+    16 + 4 s …, for its four bytes. Bound: `PART_STEPS[5]` steps.
+    """
+    if not _is_parts(parts) or bits != WI or not _literal(steps, shift):
+        return None
+
+    def codegen(context, builder, signature, args):
+        values = unpack_rows(builder, args[0], parts)
+        for step in range(steps.literal_value):
+            at = 4 * step + 4 * shift.literal_value
+            four = builder.and_(builder.lshr(args[1], lane_constant(WI.ir, at)), lane_constant(WI.ir, 15))
+            # Bit c times 2**(7 c + 4) lands on bit 8 c + 4, and no other product does.
+            spread = builder.mul(four, lane_constant(WI.ir, 1 << 4 | 1 << 11 | 1 << 18 | 1 << 25))
+            highs = mask_bytes(builder, builder.bitcast(spread, WB.ir), 16)
+            lows = shift_bytes(builder, load_bytes(builder, args[2], step), shift.literal_value, 15)
+            values = add_products(builder, values, builder.or_(lows, highs), args[3], args[4], 4 * step)
+        return pack_rows(builder, values, parts)
+
+    address = types.int64
+    return parts(parts, WI, address, address, address, steps, shift), codegen
+
+
+#: Codebooks of 4-bit formats: the 16 levels of IQ4_NL, and twice the values of a 4-bit float (e2m1) of MXFP4.
+CODEBOOKS = (
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+)
+
+
+def look_up(builder, nibbles, codebook):
+    """Emit the signed codebook bytes of nibbles (bytes 0 … 15)."""
+    levels = CODEBOOKS[codebook]
+    table = ir.Constant(WB.ir, [level & 255 for level in levels] * (WB.count // 16))
+    if AVX512:
+        return call(builder, "llvm.x86.avx512.pshuf.b.512", WB.ir, [table, nibbles])
+    if AVX2:
+        return call(builder, "llvm.x86.avx2.pshuf.b", WB.ir, [table, nibbles])
+    values = [lane_constant(WB.ir, level & 255) for level in levels]
+    for bit in (1, 2, 4, 8):
+        is_set = builder.icmp_unsigned("!=", mask_bytes(builder, nibbles, bit), lane_constant(WB.ir, 0))
+        values = [builder.select(is_set, values[k + 1], values[k]) for k in range(0, len(values), 2)]
+    return values[0]
+
+
+@intrinsic(prefer_literal=True)
+def dot_codebook(typingctx, totals, weights, x, x_stride, codebook):
+    """32 inputs of codebook weights (|level| ≤ 127): low nibbles of 4 vectors, then the high ones; totals signed.
+
+    codebook: a literal index of `CODEBOOKS`. The totals began with `signed_start` or `signed_start_pairs`.
+    """
+    if not isinstance(totals, Rows) or totals.vec != WI or not _literal(codebook):
+        return None
+
+    def codegen(context, builder, signature, args):
+        values = unpack_rows(builder, args[0], totals)
+        for step in range(4):
+            loaded = load_bytes(builder, args[1], step)
+            for high in (0, 1):
+                nibbles = shift_bytes(builder, loaded, 4 * high, 15)
+                weights = look_up(builder, nibbles, codebook.literal_value)
+                values = add_signed_products(builder, values, weights, args[2], args[3], 16 * high + 4 * step)
+        return pack_rows(builder, values, totals)
+
+    return totals(totals, types.int64, types.int64, types.int64, codebook), codegen
+
+
+@intrinsic
+def signed_start_pairs(typingctx, rows, x, x_stride):
+    """`signed_start` where the address holds each row's two int16 sums of activations."""
+    kind = Rows(WI, rows.count)
+
+    def codegen(context, builder, signature, args):
+        zero = lane_constant(WI.ir, 0)
+        if not AVX512:
+            return pack_rows(builder, [zero] * rows.count, kind)
+        bias = lane_constant(WS.ir, -128)
+        starts = [
+            emit_madd_add(builder, zero, bias, row_address(builder, args[1], args[2], row)) for row in range(rows.count)
+        ]
+        return pack_rows(builder, starts, kind)
+
+    return kind(rows, types.int64, types.int64), codegen
 
 
 @intrinsic
