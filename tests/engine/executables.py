@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from kinetic_core.interfaces import Executable, HeadRequest, RowBatch
+from kinetic_core.interfaces import Executable, HeadRequest, RowBatch, SequenceRows
 from kinetic_core.interfaces.batch import BLOCK_TOKENS
 
 
@@ -93,29 +93,63 @@ class HashModel:
         self._scores = (np.random.default_rng(0).standard_normal(65536 + vocab) * 3).astype(np.float32)
         self._rows: list[np.ndarray] = []
         self._heads: tuple[HeadRequest, ...] = ()
+        self._states: dict[int, int] = {}
+        self._batch: RowBatch
         self.closed = False
 
     def run(self, batch: RowBatch) -> None:
         wanted = {head.row: output for output, head in enumerate(batch.heads)}
+        self._batch = batch
         self._heads = tuple(batch.heads)
         self._rows = [np.empty(0, np.float32)] * len(wanted)
+        self._states = {}
         for part in batch.sequences:
             for offset in range(part.n_rows):
-                row, position = part.first_row + offset, part.start + offset
-                token = int(batch.token_ids[row])
-                assert batch.positions[row] == position
-                self._blocks[part.block_table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = token
-                state = 0  # a program without recurrent states
-                if part.slot >= 0:
-                    state = (self._slots[part.slot] * 6364136223846793005 + token + 1) % 2**64
-                    self._slots[part.slot] = state
+                row = part.first_row + offset
+                token, position = int(batch.token_ids[row]), int(batch.positions[row])
+                path = self._ancestors(part, offset)
+                assert position == part.start + min(offset, part.n_committed - 1) + len(path)
+                before = self._states[part.first_row + self._parent(part, offset)] if offset else self._slot(part.slot)
+                state = (before * 6364136223846793005 + token + 1) % 2**64 if part.slot >= 0 else 0
+                self._states[row] = state
+                if offset < part.n_committed:
+                    self._write(part, position, token)
+                    if part.slot >= 0:
+                        self._slots[part.slot] = state
                 for after, slot in part.snapshots:
                     if after == offset:
                         self._slots[slot] = state
                 if row in wanted:
-                    path = self._blocks[part.block_table].reshape(-1)[: position + 1]
-                    start = zlib.crc32(path.tobytes(), state & 0xFFFFFFFF) % 65536
+                    tokens = self._blocks[part.block_table].reshape(-1)[: position + 1 - len(path)]
+                    drafts = batch.token_ids[[part.first_row + ancestor for ancestor in path]]
+                    start = zlib.crc32(np.concatenate([tokens, drafts]).tobytes(), state & 0xFFFFFFFF) % 65536
                     self._rows[wanted[row]] = self._scores[start : start + self._vocab]
+
+    def _slot(self, slot: int) -> int:
+        return self._slots[slot] if slot >= 0 else 0
+
+    def _write(self, part: SequenceRows, position: int, token: int) -> None:
+        self._blocks[part.block_table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = token
+
+    @staticmethod
+    def _parent(part: SequenceRows, offset: int) -> int:
+        return offset - 1 if offset < part.n_committed else part.draft_parents[offset - part.n_committed]
+
+    def _ancestors(self, part: SequenceRows, offset: int) -> list[int]:
+        path: list[int] = []
+        while offset >= part.n_committed:
+            path.insert(0, offset)
+            offset = self._parent(part, offset)
+        return path
+
+    def commit(self, part: SequenceRows, accepted: Sequence[int]) -> None:
+        assert any(part is ran for ran in self._batch.sequences)
+        assert list(accepted) == self._ancestors(part, accepted[-1])
+        for offset in accepted:
+            row = part.first_row + offset
+            self._write(part, int(self._batch.positions[row]), int(self._batch.token_ids[row]))
+            if part.slot >= 0:
+                self._slots[part.slot] = self._states[row]
 
     def logits(self, output: int) -> np.ndarray:
         assert self._heads[output].top_k is None

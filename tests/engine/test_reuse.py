@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -29,16 +29,19 @@ class Keeper(PrefixCache):
 
     def attach(self, executable: Any, blocks: Any, slots: Any) -> None:
         self._executable, self._blocks, self._slots = executable, blocks, slots
-        blocks.add_reclaimer(self._give_back)
-        slots.add_reclaimer(self._give_back)
+        blocks.add_reclaimer(lambda count: self._give_back(lambda: blocks.n_free, count))
+        slots.add_reclaimer(lambda count: self._give_back(lambda: slots.n_slots - slots.n_used, count))
 
-    def _give_back(self, count: int) -> None:
-        while self.entries and count > 0:
-            blocks, slot = self.entries.pop(next(iter(self.entries)))
-            self._blocks.release(blocks)
-            self._slots.release(slot)
+    def _give_back(self, n_free: Callable[[], int], count: int) -> None:
+        wanted = n_free() + count
+        while self.entries and n_free() < wanted:
+            self._drop_oldest()
             self.n_given_back += 1
-            count -= 1
+
+    def _drop_oldest(self) -> None:
+        blocks, slot = self.entries.pop(next(iter(self.entries)))
+        self._blocks.release(blocks)
+        self._slots.release(slot)
 
     def find(self, token_ids: Sequence[int], salt: str = "") -> CachedPrefix | None:
         tokens = tuple(token_ids)
@@ -68,7 +71,8 @@ class Keeper(PrefixCache):
         return [position for position in range(self._every, len(token_ids), self._every) if position > start]
 
     def clear(self) -> None:
-        self._give_back(len(self.entries))
+        while self.entries:
+            self._drop_oldest()
 
 
 def request_of(*tokens: int, max_tokens: int = 10, **options: Any) -> GenerationRequest:
