@@ -330,6 +330,22 @@ def test_importing_the_server_needs_neither_uvicorn_nor_numba():
     assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "[]\n"
 
 
+def test_small_answers_are_not_held_back(running: Running):
+    """With Nagle's algorithm on, an answer's body would wait 40 ms for the acknowledgement of its head."""
+    seconds = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        running.http.get("/health")
+        seconds.append(time.perf_counter() - begun)
+    assert min(seconds) < 0.03
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 10**20])
+def test_ports_that_are_none(shared: Running, port: int):
+    with pytest.raises(RequestError, match="cannot listen"):
+        Server(shared.model, ServerSettings(port=port)).start()
+
+
 def test_an_address_that_is_taken(shared: Running):
     port = int(shared.server.url.rpartition(":")[2])
     with pytest.raises(RequestError, match="cannot listen") as caught:
