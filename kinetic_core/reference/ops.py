@@ -5,8 +5,9 @@ in the shapes of `kinetic_core.program.ops`. Each function widens its inputs to 
 once to float32, so its error is that of one rounding.
 
 Exactness: a function sees one row and the states of that row's path, and nothing else of the step. Its arrays have
-the same shapes whenever the path is the same, so BLAS and NumPy take the same code path and the bits cannot depend on
-the rows beside it. (A matrix product over several rows would break this: BLAS picks its kernel by the row count.)
+the same shapes whenever the path is the same, so NumPy takes the same code path and the bits cannot depend on the
+rows beside it. Every sum of products is a dot product of two vectors (`_dot`). A matrix product would break this:
+BLAS picks kernel and threads by the row count, and its threads, spinning on busy cores, cost more than they gave.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def _wide(x: npt.NDArray[np.floating]) -> F64:
 
 def _narrow(x: F64) -> F32:
     return x.astype(np.float32)
+
+
+def _dot(rows: npt.NDArray[np.floating], vector: npt.NDArray[np.floating]) -> F64:
+    """rows: [n, width], vector: [width] -> f64[n], each row's dot product by itself."""
+    return np.vecdot(_wide(rows), _wide(vector))
 
 
 def _sigmoid(x: F64) -> F64:
@@ -59,7 +65,7 @@ def l2_norm(x: F32, eps: float, group_width: int, scale: float) -> F32:
 
 def linear(x: F32, weight: F64, bias: F64 | None) -> F32:
     """x: [inputs], weight: [outputs, inputs], bias: [outputs] -> f32[outputs]."""
-    out = weight @ _wide(x)
+    out = _dot(weight, x)
     return _narrow(out if bias is None else out + bias.reshape(-1))
 
 
@@ -124,9 +130,9 @@ def attention(q: F32, keys: F32, values: F32, heads: int, factor: float) -> F32:
     out = np.empty((heads, head_dim))
     for head in range(heads):
         kv_head = head // (heads // kv_heads)
-        scores = _wide(keys[:, kv_head]) @ queries[head] * factor
+        scores = _dot(keys[:, kv_head], queries[head]) * factor
         weights = np.exp(scores - scores.max())
-        out[head] = weights @ _wide(values[:, kv_head]) / weights.sum()
+        out[head] = _dot(values[:, kv_head].T, weights) / weights.sum()
     return _narrow(out.reshape(-1))
 
 
@@ -159,8 +165,8 @@ def delta_rule(
     for head in range(value_heads):
         key, query = keys[head % key_heads], queries[head % key_heads]
         s = np.exp(float(decay[head])) * _wide(state[head])
-        delta = float(beta[head]) * (values[head] - key @ s)
+        delta = float(beta[head]) * (values[head] - _dot(s.T, key))
         s = s + np.outer(key, delta)
-        out[head] = query @ s
+        out[head] = _dot(s.T, query)
         after[head] = s
     return _narrow(out.reshape(-1)), after
