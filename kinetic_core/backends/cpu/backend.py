@@ -19,7 +19,6 @@ from kinetic_core.backends.cpu.tape import Count, KernelCall, Tape, assign_phase
 from kinetic_core.backends.cpu.weights import Weights, bytes_per_step
 from kinetic_core.backends.cpu.workers import KERNELS, WorkerPool, default_threads
 from kinetic_core.errors import BackendError, NumericalError, describe
-from kinetic_core.gguf import BLOCK_FORMATS, dequantize
 from kinetic_core.interfaces.backend import BackendCapabilities, Executable, KernelBackend, LoadOptions
 from kinetic_core.interfaces.batch import BLOCK_TOKENS, RowBatch, SequenceRows
 from kinetic_core.program import ops
@@ -41,7 +40,6 @@ class CpuExecutable(Executable):
         self.options = options
         self._n_threads = options.n_threads or default_threads()
         self._weights = Weights(program, source, self._n_threads, options.progress)
-        self._source = source
         self._blocks = KVPool(program.kv_layers, options.n_blocks, options.kv_type)
         self._slots = SlotPool(program.states, options.n_slots)
         vocab = min((op.weight.shape[0] for op in program.ops if isinstance(op, ops.Embedding)), default=2**31)
@@ -71,7 +69,6 @@ class CpuExecutable(Executable):
         kernel_compile.prepare([*names, *KERNELS], options.progress)
         self._tape = self._make_tape(calls, phases, where)
         self._commit_tape = self._make_tape(lowered.commit, assign_phases(lowered.commit), where)
-        self._embedding_places = [(op, offsets["value", op.out.index]) for op in self._lowering.embeddings]
         at = offsets["value", program.logits.index]
         n_bytes = 4 * options.max_outputs * program.logits.width
         self._logits = self._arena[at : at + n_bytes].view(np.float32).reshape(options.max_outputs, -1)
@@ -102,8 +99,6 @@ class CpuExecutable(Executable):
             n_positions = int(batch.positions.max()) + 1
             for table in self._lowering.rope_tables.values():
                 table.ensure(n_positions)
-        for op, offset in self._embedding_places:
-            self._embed(op, offset, batch)
         status = self._selection.status
         status[0] = 0
         self._tape.prepare(step.counts)
@@ -114,14 +109,6 @@ class CpuExecutable(Executable):
             raise NumericalError(describe("a logit is NaN", where=self._nan_place(batch)))
         self._open_drafts = {sequence.first_row for sequence in batch.sequences}
         self._batch = batch
-
-    def _embed(self, op: ops.Embedding, offset: int, batch: RowBatch) -> None:
-        info = self._source.tensors[op.weight.name]
-        width = op.weight.shape[1]
-        raw = self._source.tensor_bytes(op.weight.name).reshape(-1, BLOCK_FORMATS[info.type].n_bytes((width,)))
-        rows = dequantize(raw[batch.token_ids], info.type, (batch.n_rows, width))
-        out = self._arena[offset : offset + 4 * width * batch.n_rows].view(np.float32).reshape(-1, width)
-        np.multiply(rows, np.float32(op.scale), out=out)
 
     def _nan_place(self, batch: RowBatch) -> str:
         for output, head in enumerate(batch.heads):

@@ -20,6 +20,7 @@ from kinetic_core.backends.cpu.kernels.attention import MAX_HEAD_DIM
 from kinetic_core.backends.cpu.kernels.linear import n_groups
 from kinetic_core.backends.cpu.kernels.quantize import quantized_bytes
 from kinetic_core.backends.cpu.kernels.select import MAX_TOP_K
+from kinetic_core.backends.cpu.packing import row_offsets
 from kinetic_core.backends.cpu.pools import KVPool, RopeSpec, RopeTable, SlotPool, address_of, allocate
 from kinetic_core.backends.cpu.step import StepArrays
 from kinetic_core.backends.cpu.tape import Block, Count, KernelCall
@@ -88,7 +89,6 @@ class Lowering:
         self._wanted: dict[int, list[str]] = {}
         self._pending_adds: dict[int, ops.Add] = {}
         self._pending_ropes: dict[int, ops.Rope] = {}
-        self.embeddings: list[ops.Embedding] = []
         self.rope_tables: dict[RopeSpec, RopeTable] = {}
 
     def run(self) -> Lowered:
@@ -339,8 +339,14 @@ class Lowering:
                 self._rows(out, "elementwise", args, [out], "bias")
 
     def _embedding(self, op: ops.Embedding) -> None:
-        self._new(op.out)
-        self.embeddings.append(op)
+        matrix = self._weights.matrices[op.weight.name]
+        out = self._new(op.out)
+        tokens, offsets = address_of(self._step.token_ids), address_of(row_offsets(matrix.type))
+        args = (Count.ROWS, tokens, matrix.address, matrix.n_in, *out, offsets)
+        self._rows(op.out, f"embedding_{matrix.type.name.lower()}", args, [], "embedding")
+        if op.scale != 1.0:
+            args = (elementwise.SCALE, op.out.width, *out, *out, 0, 0, 0, float(op.scale))
+            self._rows(op.out, "elementwise", args, [op.out], "embedding")
 
     def _rope_args(self, op: ops.Rope) -> tuple[Any, ...]:
         factors = None

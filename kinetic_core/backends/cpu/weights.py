@@ -61,7 +61,6 @@ class Weights:
         self.matrices: dict[str, Matrix] = {}
         self.vectors: dict[str, npt.NDArray[np.float32]] = {}
         self.notices: list[str] = []
-        self._source = source
         matrix_names = _matrix_names(program)
         infos = [require_tensor(source.tensors, weight.name) for weight in program.weights]
         total = sum(info.n_bytes for info in infos)
@@ -82,17 +81,23 @@ class Weights:
                     source.release(weight.name)
                     count(info.n_bytes)
                 else:
-                    self._load_matrix(weight, info.type, info.n_bytes, pool, n_threads, count)
+                    self._load_matrix(source, weight, info.type, info.n_bytes, pool, count)
 
     def vector(self, weight: Weight) -> npt.NDArray[np.float32]:
         """A weight that is no matrix, as f32 in the shape that the program names."""
         return self.vectors[weight.name].reshape(weight.shape)
 
     def _load_matrix(
-        self, weight: Weight, file_type: GGMLType, file_bytes: int, pool: ThreadPoolExecutor, n_threads: int, count: Any
+        self,
+        source: TensorSource,
+        weight: Weight,
+        file_type: GGMLType,
+        file_bytes: int,
+        pool: ThreadPoolExecutor,
+        count: Any,
     ) -> None:
         n_out, n_in = weight.shape
-        raw = self._source.tensor_bytes(weight.name)
+        raw = source.tensor_bytes(weight.name)
         type_ = file_type if file_type in PACKED_TYPES else _converted_type(raw, file_type, n_in)
         target = allocate(packed_size(type_, n_out, n_in), np.uint8, f"the tensor {weight.name!r}")
         row_bytes = BLOCK_FORMATS[file_type].n_bytes((n_in,))
@@ -108,7 +113,7 @@ class Weights:
         for future in waiting:
             future.result()
         del raw
-        self._source.release(weight.name)
+        source.release(weight.name)
         self.matrices[weight.name] = Matrix(weight.name, type_, file_type, n_out, n_in, target, file_bytes)
 
     def _notice(self, weight: Weight, file_type: GGMLType, type_: GGMLType, before: int, after: int) -> None:
