@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 ROW_COUNTS = (1, 2, 4, 8, 16)
 ROW_ROUNDS = 7
 FIRST_TOKEN_TIMEOUT_S = 600.0
+PROFILE_VARIABLE = "KINETIC_PROFILE"
+"""Set to 1, it has a backend that can do so keep the time of each operation."""
 
 
 @attrs.frozen
@@ -176,6 +179,33 @@ def measure_streams(model: Model, n_streams: int, options: BenchOptions) -> dict
         "all_tok_s": statistics.median(together for _, together in pairs),
         "ratio": statistics.median(together / one for one, together in pairs),
     }
+
+
+def measure_profile(load: Callable[[], Model], options: BenchOptions) -> dict[str, dict[str, float]]:
+    """Where the time goes: {"decode": {label: share}, "prompt": …}, for backends that keep a profile; else empty.
+
+    load: loads the model anew, so that neither the profile's own cost nor other steps get into a figure.
+    """
+    cases = {
+        "decode": BenchOptions(n_prompt=1, n_predict=options.n_predict),
+        "prompt": BenchOptions(n_prompt=options.n_prompt, n_predict=2),
+    }
+    found: dict[str, dict[str, float]] = {}
+    before = os.environ.get(PROFILE_VARIABLE)
+    os.environ[PROFILE_VARIABLE] = "1"
+    try:
+        for name, case in cases.items():
+            with load() as model:
+                _run(model, case, 0)
+                profile = model.executable.statistics().get("profile")
+            if profile:
+                found[name] = profile
+    finally:
+        if before is None:
+            del os.environ[PROFILE_VARIABLE]
+        else:
+            os.environ[PROFILE_VARIABLE] = before
+    return found
 
 
 def measure_first_token(arguments: Sequence[str], runs: int) -> float:

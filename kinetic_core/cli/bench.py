@@ -34,6 +34,7 @@ def bench(
     streams: Annotated[
         int | None, typer.Option(min=2, max=256, help="Also compare so many concurrent requests with one.")
     ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also show where the time goes, per operation.")] = False,
     as_json: JSONOption = False,
     threads: ThreadsOption = None,
     kv: KVOption = "f16",
@@ -44,13 +45,19 @@ def bench(
 
     Greedy answers to made-up prompts, end tokens ignored.
     """
-    from kinetic_core.bench import BenchOptions, measure, measure_first_token, measure_streams
+    from kinetic_core.bench import BenchOptions, measure, measure_first_token, measure_profile, measure_streams
 
     options = BenchOptions(n_prompt=prompt, n_predict=predict, runs=runs)
+    loading: dict[str, Any] = {
+        "threads": threads,
+        "ctx": None,
+        "kv": kv,
+        "backend": backend,
+        "strict": strict,
+        "parallel": max(16, streams or 0),
+    }
     began = time.perf_counter()
-    loaded = load_model(
-        model, threads=threads, ctx=None, kv=kv, backend=backend, strict=strict, parallel=max(16, streams or 0)
-    )
+    loaded = load_model(model, **loading)
     load_s = time.perf_counter() - began
     result: dict[str, Any] = {"version": __version__, "model": loaded.name, "load_s": load_s}
     with contextlib.ExitStack() as stack:
@@ -64,6 +71,8 @@ def bench(
             result["streams"] = measure_streams(loaded, streams, options)
         result["backend"] = loaded.executable.statistics()
         result["kernel_digest"] = loaded.kernel_digest
+    if profile:
+        result["profile"] = measure_profile(lambda: load_model(model, **loading), options)
     arguments = [*(["--model", model] if model is not None else []), "--kv", kv, "--backend", backend]
     if threads is not None:
         arguments += ["--threads", str(threads)]
@@ -107,6 +116,8 @@ def _print(result: dict[str, Any]) -> None:
     if "streams" in result:
         streams = result["streams"]
         line(f"{streams['streams']} streams", f"{streams['all_tok_s']:.1f} tok/s, {streams['ratio']:.2f} x one")
+    for name, shares in result.get("profile", {}).items():
+        line(f"time of {name}", ", ".join(f"{label} {share:.1%}" for label, share in shares.items()))
     if "peer" in result:
         peer = result["peer"]
         line("llama.cpp prompt", f"{peer['prompt_tok_s']:.1f} tok/s; ours is {peer['prompt_ratio']:.2f} x")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from kinetic_core.cli.console import progress_bar, warn
+from kinetic_core.cli.console import note, progress_bar, warn
 from kinetic_core.plugins import load_registry
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def load_model(
 
     registry = usable_registry(strict)
     with progress_bar() as progress:
-        return load(
+        loaded = load(
             model,
             backend=backend,
             threads=threads,
@@ -109,3 +109,6 @@ def load_model(
             registry=registry,
             **others,
         )
+    for notice in loaded.executable.statistics().get("notices", ()):
+        note(notice)
+    return loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 
 import kinetic_core
-from kinetic_core.bench import BenchOptions, bytes_per_token, measure, measure_first_token, measure_streams
+from kinetic_core.bench import (
+    BenchOptions,
+    bytes_per_token,
+    measure,
+    measure_first_token,
+    measure_profile,
+    measure_streams,
+)
 from kinetic_core.bench.measure import rows_seconds
 from kinetic_core.bench.peer import Peer, bench_tokens
 from kinetic_core.engine.model import Model
@@ -115,6 +123,33 @@ def test_prompts_differ_by_run_and_fit_the_vocabulary() -> None:
     assert bench_tokens(5, 0, 50000) == [1, 8, 15, 22, 29]
     assert bench_tokens(5, 1, 50000) != bench_tokens(5, 2, 50000)
     assert set(bench_tokens(1000, 3, 10)) <= set(range(1, 10))
+
+
+def test_the_profile_is_of_a_model_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KINETIC_PROFILE", raising=False)
+    loads: list[str | None] = []
+
+    class Executable:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def statistics(self) -> dict[str, Any]:
+            return {"profile": {"linear": 0.75, "attention": 0.25}}
+
+    class Profiled(Model):
+        executable = property(lambda self: Executable(self._executable))  # type: ignore[assignment]
+
+    def load() -> Model:
+        loads.append(os.environ.get("KINETIC_PROFILE"))
+        model = kinetic_core.load("tiny-hybrid", backend="reference")
+        model.__class__ = Profiled
+        return model
+
+    shares = measure_profile(load, BenchOptions(n_prompt=8, n_predict=3))
+    assert shares == {name: {"linear": 0.75, "attention": 0.25} for name in ("decode", "prompt")}
+    assert loads == ["1", "1"] and "KINETIC_PROFILE" not in os.environ
+    plain = measure_profile(lambda: kinetic_core.load("tiny-hybrid", backend="reference"), BenchOptions(8, 3))
+    assert plain == {}
 
 
 def test_a_failing_start_is_an_error() -> None:

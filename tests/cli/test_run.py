@@ -117,3 +117,17 @@ def test_what_is_printed_cannot_drive_the_terminal() -> None:
         "386 MB",
     ]
     assert (speed_line(1, 3.0), speed_line(11, 2.0)) == ("1 token", "11 tokens, 5.0 tok/s")
+
+
+def test_what_was_converted_is_said_once(kinetic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kinetic_core.reference.backend import ReferenceBackend
+
+    executable = ReferenceBackend.load
+
+    def load(*arguments: Any) -> Any:
+        loaded = executable(*arguments)
+        monkeypatch.setattr(loaded, "statistics", lambda: {"notices": ["3 tensors of type X are held as F32"]})
+        return loaded
+
+    monkeypatch.setattr(ReferenceBackend, "load", load)
+    assert kinetic("run", "tiny-hybrid", "hello", *TINY, "-n", "2").err == "3 tensors of type X are held as F32\n"
