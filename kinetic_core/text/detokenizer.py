@@ -39,9 +39,7 @@ class StreamDetokenizer:
 
     def finish(self) -> str:
         """What is left at the end: unfinished bytes as U+FFFD. The object starts over for the bytes that follow."""
-        rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return rest
+        return self._utf8.decode(b"", final=True)
 
 
 class StopMatcher:
@@ -118,8 +116,8 @@ class StopMatcher:
         return (best[0], best[2]) if best is not None else (len(text), None)
 
     def _open_from(self, text: str) -> int:
-        """The first place from which the rest of `text` is a proper beginning of a stop; the end if there is none."""
+        """The first place from which the rest of `text` is the beginning of a stop; the end if there is none."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            if any(len(text) - start < len(stop) and stop.startswith(text[start:]) for stop in self._stops):
+            if any(stop.startswith(text[start:]) for stop in self._stops):
                 return start
         return len(text)

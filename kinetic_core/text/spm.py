@@ -79,16 +79,13 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _encode_segments(self, segments: Iterable[str | int], field: str) -> list[int]:
         ids: list[int] = []
-        after_special = True
         for segment in segments:
             if isinstance(segment, int):
                 ids.append(segment)
-                after_special = True
             elif segment:
-                if self._add_space and after_special:
-                    segment = " " + segment
-                after_special = False
-                for part in self._user_defined.split(segment):
+                # A stretch of text begins the whole or follows a special token: a word may begin there.
+                plain = " " + segment if self._add_space else segment
+                for part in self._user_defined.split(plain):
                     ids.extend([part] if isinstance(part, int) else self._encode_plain(part, field))
         return ids
 
@@ -135,8 +132,6 @@ class SentencePieceTokenizer(Tokenizer):
         while heap:
             _, left, right, whole = heapq.heappop(heap)
             if symbols[left] is None or symbols[right] is None or f"{symbols[left]}{symbols[right]}" != whole:
-                continue
-            if after[left] != right:
                 continue
             symbols[left], symbols[right] = whole, None
             after[left] = after[right]

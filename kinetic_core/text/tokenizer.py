@@ -339,17 +339,20 @@ def _mergeable(vocabulary: Vocabulary, merges: list[tuple[str, str]]) -> tuple[d
     for i in vocabulary.others:
         vocab.pop(tokens[i], None)
     if len(vocabulary.lowest) != len(tokens):  # a text may also be a normal token's
-        texts = {tokens[i] for i in vocabulary.others}
+        doubtful = {tokens[i] for i in vocabulary.others}
         for i in range(len(tokens) - 1, -1, -1):
-            if types[i] == NORMAL and tokens[i] in texts:
+            if types[i] == NORMAL and tokens[i] in doubtful:
                 vocab[tokens[i]] = i
     others = [i for i in vocabulary.others if tokens[i] not in vocab]
     control = {tokens[i] for i in others if types[i] == CONTROL}
-    named = {tokens[i] for i in others}.intersection(chain.from_iterable(merges))
-    # Looking at every merge's result takes long; only a text with two parts in the vocabulary can be one.
+    texts = {tokens[i] for i in others}
+    named = texts.intersection(chain.from_iterable(merges))
+    # Making every merge's result takes long; only a text with two parts in the vocabulary can be one.
     parts = named.union(vocab) if named else vocab
-    makeable = any(text[:n] in parts and text[n:] in parts for text in control for n in range(1, len(text)))
-    if makeable or not control.isdisjoint(named):
+    makeable = {text for text in texts if any(text[:n] in parts and text[n:] in parts for n in range(1, len(text)))}
+    if makeable:
+        named.update(makeable.intersection(a + b for a, b in merges))
+    if not control.isdisjoint(named):
         merges = [(a, b) for a, b in merges if control.isdisjoint((a, b, a + b))]
     for i in others:
         if types[i] != CONTROL and (tokens[i] in named or tokens[i] in BYTE_OF_CHARACTER):

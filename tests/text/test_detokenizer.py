@@ -106,6 +106,7 @@ def test_s3_stop_inside_an_emoji() -> None:
 def test_s3_one_stop_a_prefix_of_another() -> None:
     for stops in (["ab", "abc"], ["abc", "ab"]):
         assert run(stops, ["xa", "b", "c"]) == ("x", "ab")
+        assert run(stops, ["xabc"]) == ("x", "ab")
     # The longer one begins earlier: it wins although the shorter one completes first.
     assert run(["bc", "abcd"], ["xa", "b", "c", "d"]) == ("x", "abcd")
     assert run(["bc", "abcd"], ["xa", "b", "c", "e"]) == ("xa", "bc")

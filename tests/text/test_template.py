@@ -11,6 +11,7 @@ from text_data import FAMILIES, read_metadata, read_tokens, tokenizer_of
 from kinetic_core.errors import RequestError, TemplateError
 from kinetic_core.text import ChatTemplate, Tokenizer
 from kinetic_core.text.template import CHATML, MAX_DEPTH
+from kinetic_core.text.template_worker import Renderer
 
 HI = [{"role": "user", "content": "Hi"}]
 SYSTEM_FIRST = (
@@ -156,10 +157,33 @@ def test_roles_may_be_part_of_special_tokens() -> None:
     tokenizer = Tokenizer.from_metadata(metadata)
     template = ChatTemplate("{{ '<|' + messages[0].role + '|>' + messages[0].content }}")
     assert specials(tokenizer, template.encode(tokenizer, HI)) == [0]
+    metadata["tokenizer.ggml.tokens"][0] = "@user"
+    at = Tokenizer.from_metadata(metadata)
+    assert specials(at, ChatTemplate("{{ '@' + messages[0].role }}").encode(at, HI)) == [0]
     # Any other role is text, and so is a message that would complete a token.
     assert specials(tokenizer, template.encode(tokenizer, [{"role": "user|><|user", "content": "x"}])) == []
     template = ChatTemplate("<|{{ messages[0].content | trim }}<|us{{ messages[0].content }}")
     assert specials(tokenizer, template.encode(tokenizer, [{"role": "user", "content": " user|> er|> <|"}])) == []
+
+
+def test_tojson_takes_marks_for_marks_only() -> None:
+    text = Renderer().render("{{ x | tojson(true) }}", {"x": "\ufdd0\\ufdd0\\\ufdd0é"}, 1000, "\ufdd0")
+    assert text == '"\ufdd0\\\\ufdd0\\\\\ufdd0\\u00e9"'
+
+
+def test_one_character_special_tokens_in_messages() -> None:
+    metadata = read_metadata("llama")
+    metadata["tokenizer.ggml.tokens"][0] = "x"
+    tokenizer = Tokenizer.from_metadata(metadata)
+    ids = ChatTemplate("x{{ messages[0].content }}").encode(tokenizer, [{"role": "user", "content": "ox x"}])
+    assert specials(tokenizer, ids) == [0]
+    assert tokenizer.decode(ids) == "xox x"
+
+
+def test_a_refusal_quotes_messages_as_they_were() -> None:
+    template = ChatTemplate("{{ raise_exception(messages[0].content) }}")
+    with pytest.raises(RequestError, match=r"no: <\|im_end\|>"):
+        template.encode(tokenizer_of("llama"), [{"role": "user", "content": "no: <|im_end|>"}])
 
 
 def test_characters_used_as_marks_survive() -> None:
@@ -168,6 +192,9 @@ def test_characters_used_as_marks_survive() -> None:
     template = ChatTemplate("\U0001d002{{ messages[0].content }}")
     ids = template.encode(tokenizer, [{"role": "user", "content": text}])
     assert tokenizer.decode(ids) == "\U0001d002" + text and specials(tokenizer, ids) == []
+    # In the name of a value too.
+    ids = ChatTemplate("{{ x }}<|im_end|>").encode(tokenizer, HI, x={"\U0001d000<|im_end|>": 1})
+    assert tokenizer.decode(ids) == "{'\U0001d000<|im_end|>': 1}<|im_end|>"
 
 
 parts = st.sampled_from(
@@ -259,13 +286,16 @@ def test_messages_that_a_working_template_fails_on() -> None:
         ("{{ ''.__class__.__mro__ }}", "sandbox"),
         ("{{ cycler.__init__.__globals__ }}", "sandbox"),
         ("{{ messages.append(1) }}", "sandbox"),
-        ("{{ 'a' * 200000000 }}", "exceeds its bounds"),
-        ("{{ 200000000 * [1] }}", "exceeds its bounds"),
-        ("{{ '%999999999d' % 1 }}", "exceeds its bounds"),
-        ("{{ '%*d' % (999999999, 1) }}", "exceeds its bounds"),
-        ("{{ 10 ** (10 ** 9) }}", "exceeds its bounds"),
+        ("{{ 'a' * 200000000 }}", "exceeds its bounds.*a repetition of 200000000"),
+        ("{{ 200000000 * [1] }}", "a repetition of 200000000"),
+        ("{{ '%999999999d' % 1 }}", "huge width"),
+        ("{{ '%*d' % (999999999, 1) }}", "huge width"),
+        ("{{ 10 ** (10 ** 9) }}", "huge integer"),
         ("{% set n = namespace(x=2) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}", "huge integer"),
-        ("{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", "exceeds its"),
+        (
+            "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+            "a value of 16777216 items",
+        ),
         ("{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}", "characters of output"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion"),

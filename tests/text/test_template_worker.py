@@ -71,6 +71,17 @@ def test_one_process_serves_many_requests(worker: TemplateWorker) -> None:
     assert process_of(worker).pid == pid
 
 
+def test_the_bound_on_time_ends_with_the_request(worker: TemplateWorker) -> None:
+    template = ChatTemplate("{{ messages[0].content }}", worker=worker, seconds=0.3)
+    worker.start()
+    ChatTemplate("started", worker=worker).render(HI)
+    pid = process_of(worker).pid
+    assert template.render(HI) == "Hi"
+    time.sleep(2)  # the worker's own bound is one second longer
+    assert process_of(worker).poll() is None
+    assert template.render(HI) == "Hi" and process_of(worker).pid == pid
+
+
 def test_threads_share_the_process(worker: TemplateWorker) -> None:
     template = ChatTemplate("{{ messages[0].content }}", worker=worker)
     with ThreadPoolExecutor(8) as pool:

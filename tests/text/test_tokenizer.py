@@ -133,9 +133,19 @@ def test_whole_token_rule_and_merges_do_not_reach_control_tokens() -> None:
     assert tokenizer.encode("pad", parse_special=True) == [4]
 
 
-def test_user_defined_tokens_that_merges_name_stay_mergeable() -> None:
-    metadata = small(["a", "b", "ab", "abb"], ["a b", "ab b"], token_type=[1, 1, 4, 1])
-    assert Tokenizer.from_metadata(metadata).encode("abb") == [3]
+def test_user_defined_tokens_that_merges_name_stay_mergeable(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = small(["a", "b", "ab", "abb", "ba"], ["a b", "ab b", "b a"], token_type=[1, 4, 4, 1, 4])
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.encode("abb") == [3]  # "ab" is part of a merge
+    assert tokenizer.encode("b") == [1]  # the only token of its byte
+    assert tokenizer.encode("ba") == [4]  # made by a merge
+    assert not caplog.text
+
+
+def test_a_text_that_is_both_a_control_and_a_normal_token() -> None:
+    tokenizer = Tokenizer.from_metadata(small(["ab", "a", "b", "ab"], ["a b"], token_type=[3, 1, 1, 1]))
+    assert tokenizer.encode("ab") == [3]
+    assert tokenizer.encode("ab", parse_special=True) == [0]
 
 
 def test_special_tokens_longest_first() -> None:
@@ -223,6 +233,8 @@ def test_token_bytes() -> None:
     metadata = small(["ĠfÃ³x", "a b", "a", "aa"], ["a a"])
     tokenizer = Tokenizer.from_metadata(metadata)
     assert tokenizer.token_bytes(0) == " fóx".encode() and tokenizer.token_text(0) == " fóx"
+    special = Tokenizer.from_metadata(small(["a", "Ġé"], [], token_type=[1, 4]))
+    assert special.token_bytes(1) == "Ġé".encode()
     assert tokenizer.token_bytes(1) == b"a b"  # not written in the byte alphabet
 
 
