@@ -25,7 +25,7 @@ import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
-from kinetic_core.backends.cpu.kernels.linear import INLINE
+from kinetic_core.backends.cpu.kernels.linear import INLINE, named
 from kinetic_core.backends.cpu.simd import (
     CODEBOOKS,
     bits_f32,
@@ -66,7 +66,6 @@ def _gather_block(weights, row, block, n_blocks, block_bytes, offsets, to):
 def _embedding(dequantize: Any, block_inputs: int, block_bytes: int) -> Any:
     """The compiled walk over rows and blocks; `dequantize(block address, out address)` does one block."""
 
-    @njit(error_model="numpy")
     def run(args, begin, end):
         ids, weights, n_in = load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
         out, out_stride, offsets = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
@@ -81,7 +80,7 @@ def _embedding(dequantize: Any, block_inputs: int, block_bytes: int) -> Any:
                     _gather_block(weights, row, block, n_blocks, block_bytes, offsets, scratch)
                 dequantize(source, out + item * out_stride + 4 * block_inputs * block)
 
-    return run
+    return named(run, dequantize.py_func.__name__)
 
 
 @njit(**INLINE)

@@ -49,7 +49,6 @@ def tile_runner(tile: Any, block_inputs: int, block_bytes: int, row_bytes: int, 
     rows. A tile may have more rows than are valid: it then computes on what lies in the buffer and stores nothing.
     """
 
-    @njit(error_model="numpy")
     def run(args, begin, end):
         n_rows, x, weights = load_i64(args), load_i64(args + 8), load_i64(args + 24)
         n_blocks, n_out = load_i64(args + 32) // block_inputs, load_i64(args + 40)
@@ -77,4 +76,15 @@ def tile_runner(tile: Any, block_inputs: int, block_bytes: int, row_bytes: int, 
                         tile(static(1), w, half, a, n_blocks, y, out_stride, lanes, left)
                         row += 1
 
-    return run
+    return named(run, tile.py_func.__name__)
+
+
+def named(function: Any, name: str) -> Any:
+    """Compile a function made by another function, under a name of its own.
+
+    numba names machine code after the qualified name, a count within the process, and the argument types. Closures of
+    one factory differ in the count only; code that was compiled in several processes and comes from the cache can then
+    meet under one name, and the linker would take either.
+    """
+    function.__qualname__ = f"{function.__qualname__}.{name}"
+    return njit(error_model="numpy")(function)

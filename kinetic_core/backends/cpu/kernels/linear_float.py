@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from kinetic_core.backends.cpu.kernels import kernel
-from kinetic_core.backends.cpu.kernels.linear import HALVES, TALL_ROWS
+from kinetic_core.backends.cpu.kernels.linear import HALVES, TALL_ROWS, named
 from kinetic_core.backends.cpu.packing import GROUP
 from kinetic_core.backends.cpu.simd import (
     LANES,
@@ -27,13 +25,12 @@ from kinetic_core.backends.cpu.simd import (
 )
 
 
-def _float_runner(load: Any, element_bytes: int) -> Any:
+def _float_runner(name: str, load: Any, element_bytes: int) -> Any:
     """The compiled walk over groups and tiles of rows for weights that `load` reads LANES at a time."""
     vector_bytes = GROUP * element_bytes
     half_bytes = vector_bytes // HALVES
 
-    @njit(error_model="numpy")
-    def tile(rows, w, x, x_stride, n_in, out, out_stride, lanes):
+    def one_tile(rows, w, x, x_stride, n_in, out, out_stride, lanes):
         even, odd = rows_zero_f32(rows), rows_zero_f32(rows)
         for _ in range(n_in >> 1):
             even = rows_fma(even, load(w), x, x_stride)
@@ -44,7 +41,8 @@ def _float_runner(load: Any, element_bytes: int) -> Any:
             even = rows_fma(even, load(w), x, x_stride)
         rows_store(rows_add(even, odd), out, out_stride, lanes, LANES)
 
-    @njit(error_model="numpy")
+    tile = named(one_tile, name)
+
     def run(args, begin, end):
         n_rows, x, x_stride, weights = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
         n_in, n_out = load_i64(args + 32), load_i64(args + 40)
@@ -65,12 +63,12 @@ def _float_runner(load: Any, element_bytes: int) -> Any:
                     tile(static(1), w, a, x_stride, n_in, y, out_stride, lanes)
                     a, y, left = a + x_stride, y + out_stride, left - 1
 
-    return run
+    return named(run, name)
 
 
-_run_f32 = _float_runner(load_wf, 4)
-_run_f16 = _float_runner(load_wf_f16, 2)
-_run_bf16 = _float_runner(load_wf_bf16, 2)
+_run_f32 = _float_runner("f32", load_wf, 4)
+_run_f16 = _float_runner("f16", load_wf_f16, 2)
+_run_bf16 = _float_runner("bf16", load_wf_bf16, 2)
 
 
 @kernel("linear_f32")
