@@ -412,6 +412,14 @@ class Engine:
         sequence.emit(reason)
         if last:
             active.generation.end()
+            logger.info(
+                "request %d: reused %d of %d prompt tokens, last choice %s after %d tokens",
+                active.serial,
+                active.cached_tokens,
+                sequence.history.n_prompt,
+                reason,
+                sequence.n_generated,
+            )
 
     def _end_all(self, active: ActiveRequest, reason: FinishReason) -> None:
         for sequence in list(active.sequences):
