@@ -143,6 +143,7 @@ class Conversation:
         try:
             self._stream(pieces)
         except KeyboardInterrupt:
+            self._say("")  # the terminal has put ^C behind the answer
             note("stopped")
         except ContextLengthError as error:
             note(
