@@ -52,6 +52,11 @@ def test_x1_combining_marks(pre: str, counts: tuple[int, ...]) -> None:
     assert tuple(len(tokenizer.split(text)) for text in texts) == counts
 
 
+def test_qwen35_leaves_marks_out_of_punctuation() -> None:
+    assert _tokenizer("qwen35").split("!!\u0301a") == ["!!", "\u0301a"]
+    assert _tokenizer("qwen2").split("!!\u0301a") == ["!!\u0301", "a"]
+
+
 def test_qwen2_takes_single_numbers() -> None:
     assert _tokenizer("qwen2").split("a  12 it'S\n\n b") == [
         "a", " ", " ", "1", "2", " it", "'S", "\n\n", " b",

@@ -134,10 +134,10 @@ def test_whole_token_rule_and_merges_do_not_reach_control_tokens() -> None:
 
 
 def test_user_defined_tokens_that_merges_name_stay_mergeable(caplog: pytest.LogCaptureFixture) -> None:
-    metadata = small(["a", "b", "ab", "abb", "ba"], ["a b", "ab b", "b a"], token_type=[1, 4, 4, 1, 4])
+    metadata = small(["a", "b", "ab", "abb", "ba", "c"], ["a b", "ab b", "b a"], token_type=[1, 4, 4, 1, 4, 4])
     tokenizer = Tokenizer.from_metadata(metadata)
     assert tokenizer.encode("abb") == [3]  # "ab" is part of a merge
-    assert tokenizer.encode("b") == [1]  # the only token of its byte
+    assert tokenizer.encode("bc") == [1, 5]  # the only tokens of their bytes
     assert tokenizer.encode("ba") == [4]  # made by a merge
     assert not caplog.text
 
