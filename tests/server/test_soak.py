@@ -10,6 +10,7 @@ import attrs
 import openai
 import pytest
 
+import kinetic_core
 from tests.server.soak import make_requests, soak
 from tests.server.support import NAME, Running, tiny_model
 
@@ -22,9 +23,9 @@ def _soak(running: Running, count: int, seed: int) -> None:
     answered = [asked for asked in requests if asked.answer is not None]
     left = [asked for asked in requests if asked.answer is None]
     assert all(asked.leaves_after_s is not None for asked in left)
-    assert statistics["cancelled"] >= 1
+    assert statistics["cancelled"] >= len(left) // 4  # some leave before the engine hears of them
     assert statistics["failed"] == 0
-    assert len(answered) >= count * 2 // 3 - 1
+    assert len(left) == len(requests[::3])
 
     async def alone() -> None:
         for asked in answered:
@@ -38,6 +39,12 @@ def _soak(running: Running, count: int, seed: int) -> None:
 
 def test_soak_of_sixty(make_server):
     _soak(make_server(tiny_model(max_sequences=4)), 60, seed=1)
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.slow)])
+def test_soak_on_the_cpu_backend(make_server, count: int):
+    with kinetic_core.load(NAME, backend="cpu", threads=2, ctx=1024, parallel=4) as model:
+        _soak(make_server(model), count, seed=4)
 
 
 @pytest.mark.slow
