@@ -79,13 +79,15 @@ def chat(
         stop=stop,
     )
     from kinetic_core.engine.validate import validate_request
+    from kinetic_core.models import KNOWN_MODELS
 
     loaded = load_model(model, threads=threads, ctx=ctx, kv=kv, backend=backend, strict=strict, parallel=1)
     with loaded:
         # An option out of range is refused before the first message.
         validate_request(loaded.request([0], **options), loaded.vocab_size, loaded.context_length)
         _ = loaded.template  # and so is a model that cannot chat
-        title = loaded.metadata.get_str("general.name", None) or loaded.name
+        known = KNOWN_MODELS.get(loaded.name)
+        title = known.title if known else loaded.metadata.get_str("general.name", None) or loaded.name
         note(f"{title} · context {loaded.context_length} tokens · /help lists the commands")
         Conversation(loaded, options, system).run(_typed() if _on_terminal() else _piped())
 

@@ -16,7 +16,7 @@ def models(as_json: JSONOption = False) -> None:
             {
                 "default": DEFAULT_MODEL,
                 "known": [
-                    {"name": m.name, "bytes": m.n_bytes, "license": m.license, "summary": m.summary}
+                    {"name": m.name, "bytes": m.n_bytes, "license": m.license, "title": m.title}
                     for m in KNOWN_MODELS.values()
                 ],
                 "here": [{"name": m.name, "path": str(m.path), "bytes": m.n_bytes} for m in here],
@@ -25,7 +25,8 @@ def models(as_json: JSONOption = False) -> None:
         return
     print("Known names:")
     for model in KNOWN_MODELS.values():
-        print(f"  {model.name:<14} {megabytes(model.n_bytes):>8}  {model.license:<11} {model.summary}")
+        default = " (the default)" if model.name == DEFAULT_MODEL else ""
+        print(f"  {model.name:<14} {megabytes(model.n_bytes):>8}  {model.license:<11} {model.title}{default}")
     print("On this machine:" if here else "On this machine: none yet; `kinetic pull` fetches the default model")
     for found in here:
         print(f"  {found.name}  {megabytes(found.n_bytes)}  {found.path}")

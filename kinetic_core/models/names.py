@@ -20,13 +20,13 @@ class KnownModel:
     source: str
     n_bytes: int
     license: str
-    summary: str
+    title: str
 
 
 KNOWN_MODELS: Mapping[str, KnownModel] = {
     model.name: model
     for model in (
-        KnownModel(DEFAULT_MODEL, "embedded", 98_362_432, "Apache-2.0", "SmolLM2 135M Instruct, Q4_1: the default"),
+        KnownModel(DEFAULT_MODEL, "embedded", 98_362_432, "Apache-2.0", "SmolLM2 135M Instruct, Q4_1"),
         KnownModel(
             "smollm2-360m",
             "hf:HuggingFaceTB/SmolLM2-360M-Instruct-GGUF:Q8_0",
