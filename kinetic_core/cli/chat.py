@@ -87,7 +87,7 @@ def chat(
         validate_request(loaded.request([0], **options), loaded.vocab_size, loaded.context_length)
         _ = loaded.template  # and so is a model that cannot chat
         known = KNOWN_MODELS.get(loaded.name)
-        title = known.title if known else loaded.metadata.get_str("general.name", None) or loaded.name
+        title = known.title if known else loaded.metadata.get_str("general.name", loaded.name)
         note(f"{title} · context {loaded.context_length} tokens · /help lists the commands")
         Conversation(loaded, options, system).run(_typed() if _on_terminal() else _piped())
 
