@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from kinetic_core.gguf import MemoryTensors
-from kinetic_core.interfaces import HeadRequest, LoadOptions, RowBatch, SequenceRows
+from kinetic_core.interfaces import Executable, HeadRequest, KernelBackend, LoadOptions, RowBatch, SequenceRows
 from kinetic_core.program import Program, ProgramBuilder
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.backend import ReferenceBackend, ReferenceExecutable
@@ -58,16 +58,16 @@ def step(executable, *parts: Part) -> list[np.ndarray]:
     """Run one step; per part the logits of its rows, f32[rows, vocab]."""
     batch = make_batch(*parts)
     executable.run(batch)
-    logits = np.array([executable.logits(row) for row in range(batch.n_rows)])
+    logits = np.array([executable.logits(row) for row in range(batch.n_rows)])  # a copy: valid until the next step
     return [logits[s.first_row : s.first_row + s.n_rows] for s in batch.sequences]
 
 
 OPTIONS = LoadOptions(kv_type="f16", n_blocks=6, n_slots=6, max_rows=400, max_outputs=400)
 
 
-def load(architecture, source, **options) -> ReferenceExecutable:
+def load(architecture, source, backend: type[KernelBackend] = ReferenceBackend, **options) -> Executable:
     program = record_program(architecture(source), FullHead(), source)
-    return ReferenceBackend().load(program, source, attrs.evolve(OPTIONS, **options))
+    return backend().load(program, source, attrs.evolve(OPTIONS, **options))
 
 
 def load_program(

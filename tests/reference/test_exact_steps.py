@@ -11,24 +11,42 @@ from kinetic_arch_llama.architecture import Llama
 from stepping import Part, load, make_batch, step
 
 from kinetic_core.errors import BackendError
-from kinetic_core.reference.random_model import random_model
+from kinetic_core.plugins import load_registry
+from kinetic_core.reference.backend import ReferenceExecutable
+from kinetic_core.reference.random_model import random_model, with_tensor_type
 from kinetic_core.reference.tiny_hybrid import TinyHybrid
 
-MODELS = [
-    *[pytest.param((TinyHybrid, "tiny-hybrid", v), id=f"hybrid-{v.name}") for v in TinyHybrid.tiny()],
-    pytest.param((Llama, "llama", Llama.tiny()[1]), id="llama-untied"),
-]
+MODELS = {
+    **{f"hybrid-{v.name}": (TinyHybrid, random_model("tiny-hybrid", v, seed=3)) for v in TinyHybrid.tiny()},
+    "hybrid-q8_0": (TinyHybrid, with_tensor_type(random_model("tiny-hybrid", TinyHybrid.tiny()[0], seed=3), "Q8_0")),
+    "llama-untied": (Llama, random_model("llama", Llama.tiny()[1], seed=3)),
+    "llama-q4_0": (Llama, with_tensor_type(random_model("llama", Llama.tiny()[2], seed=3), "Q4_0")),
+}
+BACKENDS = ["reference", "cpu", "cpu-one-thread"]
 
 
 @pytest.fixture(params=MODELS, scope="module")
-def make(request):
-    architecture, key, variant = request.param
-    source = random_model(key, variant, seed=3)
+def model(request):
+    return MODELS[request.param]
+
+
+@pytest.fixture(params=BACKENDS, scope="module")
+def make(request, model):
+    """make(**options) -> an executable of the model; closed with the module."""
+    architecture, source = model
+    backend = load_registry().get("backend", request.param.partition("-")[0])
+    threads = {"n_threads": 1 if request.param.endswith("one-thread") else 2}
+    opened = []
 
     def make(**options):
-        return load(architecture, source, **options)
+        opened.append(load(architecture, source, backend, **threads, **options))
+        return opened[-1]
 
-    return make
+    make.has_kv = architecture is Llama or set(architecture(source).layer_types) & {"attention", "window"}
+    make.has_states = architecture is not Llama and bool(set(architecture(source).layer_types) & {"conv", "delta"})
+    yield make
+    for executable in opened:
+        executable.close()
 
 
 def tokens(seed: int, n: int) -> tuple[int, ...]:
@@ -36,7 +54,12 @@ def tokens(seed: int, n: int) -> tuple[int, ...]:
 
 
 def state(executable, n_tokens: int, table: tuple[int, ...] = (0,), slot: int = 0) -> tuple[bytes, ...]:
-    """The recurrent states, and the keys and values of the sequence's positions."""
+    """The recurrent states, and the reference's keys and values of the sequence's positions.
+
+    (How another backend lays out a block is its own affair: there the next step's logits tell.)
+    """
+    if not isinstance(executable, ReferenceExecutable):
+        return (executable.read_slot(slot),)
     arrays = (*executable._blocks.keys, *executable._blocks.values)
     kept = [array[list(table)].reshape(-1, *array.shape[2:])[:n_tokens].tobytes() for array in arrays]
     return (executable.read_slot(slot), *kept)
@@ -75,6 +98,12 @@ def test_blocks_in_any_order(make):
     first = step(executable, Part(prompt[:250], 0, (4,)))[0]
     second = step(executable, Part(prompt[250:], 250, (4, 2)))[0]
     same(np.concatenate([first, second]), expected)
+    singly = make()
+    step(singly, Part(prompt[:253], 0, (1, 3)))
+    for position in range(253, 263):
+        same(
+            step(singly, Part(prompt[position : position + 1], position, (1, 3)))[0], expected[position : position + 1]
+        )
 
 
 def test_neighbours_change_nothing(make):
@@ -85,6 +114,9 @@ def test_neighbours_change_nothing(make):
     for i, logits in enumerate(step(executable, *parts)):
         same(logits, expected[i][0])
         assert state(executable, len(prompts[i]), (5 - i,), i) == expected[i][1]
+    following = [Part((50 + i,), len(prompt), (5 - i,), i) for i, prompt in enumerate(prompts)]
+    for i, logits in enumerate(step(executable, *following)):
+        same(logits, plain(make, (*prompts[i], 50 + i))[0][-1:])
 
 
 TREE = ((11, 2), (12, 3), (13, 2), (14, 4), (15, 5), (16, 7))
@@ -135,13 +167,14 @@ def test_commit_into_a_block_that_the_step_did_not_have(make):
     step(executable, Part(prompt))
     batch = make_batch(Part((1,), 255, drafts=((2, 0), (3, 1))))
     executable.run(batch)
-    if executable.program.kv_layers:
+    if make.has_kv:
         with pytest.raises(BackendError, match="block table"):
             executable.commit(batch.sequences[0], (1, 2))
     longer = attrs.evolve(batch.sequences[0], block_table=np.array([0, 4], np.int32))
     executable.commit(longer, (1, 2))
     step(other, Part((*prompt, 1, 2, 3), 0, (0, 4)))
     assert state(executable, 258, (0, 4)) == state(other, 258, (0, 4))
+    same(step(executable, Part((4,), 258, (0, 4)))[0], step(other, Part((4,), 258, (0, 4)))[0])
 
 
 def test_commit_of_nothing_and_what_is_no_path(make):
@@ -161,7 +194,7 @@ def test_commit_of_nothing_and_what_is_no_path(make):
 def test_snapshots_hold_the_state_after_their_row(make):
     prompt = tokens(4, 20)
     executable = make()
-    if not executable.program.states:
+    if not make.has_states:
         assert executable.read_slot(0) == b""
         return
     step(executable, Part(prompt[:6]))
@@ -205,7 +238,7 @@ def test_saved_blocks_and_slots_restore_elsewhere(make):
 def test_f32_cache_differs_from_f16(make):
     prompt = tokens(4, 20)
     a, b = step(make(kv_type="f16"), Part(prompt))[0], step(make(kv_type="f32"), Part(prompt))[0]
-    if make().program.kv_layers:
-        assert 0 < np.abs(a - b).max() < 0.05
+    if make.has_kv:
+        assert 0 < np.sqrt(np.mean((a - b) ** 2)) < 0.03 * b.std()  # more than rounding once: activations may be too
     else:
         same(a, b)
