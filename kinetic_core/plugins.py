@@ -120,7 +120,6 @@ class Registry:
     def __init__(self, plugins: Iterable[Plugin], problems: Iterable[str] = ()) -> None:
         self.plugins: tuple[Plugin, ...] = tuple(plugins)
         self._claims: dict[tuple[Kind, str], list[Registered]] = {}
-        self._resolved: dict[Registered, Any] = {}
         for plugin in self.plugins:
             for registered in plugin.registered:
                 for label in registered.labels:
@@ -157,7 +156,7 @@ class Registry:
     @overload
     def get(self, kind: Literal["command"], name: str) -> Callable[[Any], None]: ...
     def get(self, kind: Kind, name: str) -> Any:
-        """The class (for a command, the function) with this name or key, imported and checked on first use.
+        """The class (for a command, the function) with this name or key, imported and checked.
 
         Raises PluginError: unknown (with suggestions), claimed by two plugins, or the target is not what its kind
         asks for.
@@ -177,9 +176,7 @@ class Registry:
                     hint=_suggestion(name, self._labels(kind)) or "`kinetic plugins` lists what was found",
                 )
             )
-        if owner not in self._resolved:
-            self._resolved[owner] = _resolve(owner)
-        return self._resolved[owner]
+        return _resolve(owner)
 
     def architecture_for(self, key: str) -> type[Architecture]:
         """The class for a file's ``general.architecture``.
