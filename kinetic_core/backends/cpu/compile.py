@@ -46,10 +46,10 @@ def kernel_sources() -> list[Path]:
 def kernel_digest() -> str:
     """Names the machine code: sources, numba, llvmlite, Python, CPU, its features, the lowering. 32 hex digits."""
     import llvmlite.binding
-    from numba.core import config
 
     from kinetic_core.backends.cpu.simd.lowering import LOWERING, cpu_features
 
+    config = _numba_config()
     digest = hashlib.sha256()
     for path in kernel_sources():
         text = path.read_bytes()
@@ -86,11 +86,17 @@ def registry() -> dict[str, Any]:
     return kernels.KERNELS
 
 
+def _numba_config() -> Any:
+    """numba's configuration: a module whose names are set as it is imported."""
+    from numba.core import config
+
+    return config
+
+
 @contextlib.contextmanager
 def _numba_cache_in(directory: Path) -> Iterator[None]:
     """numba caches in `directory` meanwhile. (It reads its configuration when a cached function is made.)"""
-    from numba.core import config
-
+    config = _numba_config()
     before = config.CACHE_DIR
     config.CACHE_DIR = str(directory)
     try:
@@ -160,7 +166,8 @@ def _n_cpus() -> int:
 
 
 def _compile_in_processes(missing: Sequence[str], n_processes: int, progress: Progress | None) -> None:
-    waiting = list(reversed(missing))
+    # Taken from the end: the kernels that take longest come first.
+    waiting = sorted(missing, key=lambda name: (name.startswith(("attention", "linear")), name.startswith("attention")))
     lock = threading.Lock()
     n_done = 0
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))

@@ -35,6 +35,8 @@ from kinetic_core.program.values import Axis, Value, Weight
 if TYPE_CHECKING:
     from kinetic_core.program.program import Program
 
+Args = tuple[Any, ...]
+
 FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
 
 
@@ -189,7 +191,7 @@ class Lowering:
                 self._rms_norm(op)
             case ops.L2Norm():
                 x, out = self._at(op.x), self._new(op.out)
-                args = (*x, *out, op.group_width, op.x.width // op.group_width, float(op.eps), float(op.scale))
+                args: Args = (*x, *out, op.group_width, op.x.width // op.group_width, float(op.eps), float(op.scale))
                 self._rows(op.out, "l2_norm", args, [op.x], "l2_norm")
             case ops.Gate():
                 self._gate(op)
@@ -230,7 +232,7 @@ class Lowering:
         factor: float = 1.0,
     ) -> None:
         y_at = self._at(y) if y is not None else (second, 0)
-        args = (operation, op.out.width, *self._at(x), *self._new(op.out), *y_at, bias, float(factor))
+        args: Args = (operation, op.out.width, *self._at(x), *self._new(op.out), *y_at, bias, float(factor))
         reads = [x] if y is None else [x, y]
         self._rows(op.out, "elementwise", args, reads, type(op).__name__.lower())
 
@@ -261,7 +263,8 @@ class Lowering:
         pending = self._pending_adds.pop(op.x.index, None)
         reads, writes = [self._name(op.x)], []
         if pending is None:
-            x, add = self._at(op.x), (0, 0, 0.0, 0, 0)
+            x = self._at(op.x)
+            add: Args = (0, 0, 0.0, 0, 0)
         else:
             x = self._at(pending.a)
             add = (*self._at(pending.b), float(pending.factor), *self._new(pending.out))
@@ -322,7 +325,7 @@ class Lowering:
             matrix = self._weights.matrices[weight.name]
             place, stride, name = forms[activation_kind(matrix.type)]
             out_at = self._new(out)
-            args = (count, place, stride, matrix.address, matrix.n_in, matrix.n_out, *out_at)
+            args: Args = (count, place, stride, matrix.address, matrix.n_in, matrix.n_out, *out_at)
             label = "linear " + _short(weight.name)
             self._call(
                 f"linear_{matrix.type.name.lower()}",
@@ -342,7 +345,7 @@ class Lowering:
         matrix = self._weights.matrices[op.weight.name]
         out = self._new(op.out)
         tokens, offsets = address_of(self._step.token_ids), address_of(row_offsets(matrix.type))
-        args = (Count.ROWS, tokens, matrix.address, matrix.n_in, *out, offsets)
+        args: Args = (Count.ROWS, tokens, matrix.address, matrix.n_in, *out, offsets)
         self._rows(op.out, f"embedding_{matrix.type.name.lower()}", args, [], "embedding")
         if op.scale != 1.0:
             args = (elementwise.SCALE, op.out.width, *out, *out, 0, 0, 0, float(op.scale))
@@ -378,16 +381,14 @@ class Lowering:
         if rope is not None:
             writes.append(self._name(op.k))
         rows = (address_of(step.positions), address_of(step.row_blocks))
-        args = (*self._at(op.k), *self._at(op.v), heads, head_dim, *rows, *cache, *aside, turn)
+        args: Args = (*self._at(op.k), *self._at(op.v), heads, head_dim, *rows, *cache, *aside, turn)
         reads = [self._name(source), self._name(op.v)]
         self._call(f"store_kv_{options.kv_type}", args, {Count.ROWS: 1}, reads, writes, "store_kv")
         group = op.heads // heads
         args = (*self._at(op.q), *self._new(op.out), heads, group, head_dim, float(op.scale), layer.window or 0)
         args += (address_of(step.tiles), Count.TILES, *cache, *aside)
         reads = [self._name(op.q), ("cache", layer.index)]
-        self._call(
-            f"attention_{options.kv_type}", args, {Count.TILES: heads}, reads, [self._name(op.out)], "attention"
-        )
+        self._call(f"attention_{options.kv_type}", args, {Count.TILES: heads}, reads, [self._name(op.out)], "attention")
         # Accepted drafts: their rows as they lie aside, to the blocks that `row_blocks` then names.
         args = (aside[0], 4 * width, aside[1], 4 * width, heads, head_dim, *rows, *cache, *aside, 0)
         commit = KernelCall(
@@ -399,7 +400,7 @@ class Lowering:
         """Copy the drafts' rows of a value to a buffer that lasts until they are committed; (address, stride)."""
         buffer = allocate(self._options.max_rows * value.width, np.float32, "drafts")
         address, row_bytes = self._address(buffer), 4 * value.width
-        args = (*self._at(value), address_of(self._step.draft_rows), address, row_bytes, row_bytes)
+        args: Args = (*self._at(value), address_of(self._step.draft_rows), address, row_bytes, row_bytes)
         name = ("aside", value.index, label)
         self._call("gather_rows", args, {Count.DRAFTS: 1}, [self._name(value)], [name], "keep drafts")
         return address, row_bytes
@@ -414,10 +415,10 @@ class Lowering:
         bias = 0 if op.bias is None else self._vector(op.bias)
         strips = -(-width // recurrent.STRIP)
         state = (self._slots.address + self._slots.offsets[op.state.index], self._slots.slot_bytes)
-        tail = (width, strips, taps, weight, bias, int(op.activation == "silu"), *state)
+        tail: Args = (width, strips, taps, weight, bias, int(op.activation == "silu"), *state)
         tail += (address_of(self._step.sequences),)
         aside = self._aside(op.x, "conv")
-        args = (*self._at(op.x), *self._new(op.out), *tail)
+        args: Args = (*self._at(op.x), *self._new(op.out), *tail)
         names = [self._name(op.out), ("state", op.state.index)]
         items = {Count.SEQUENCES: strips}
         self._call("short_conv", args, items, [self._name(op.x)], names, "short_conv")
@@ -435,7 +436,7 @@ class Lowering:
         inputs = (op.k, op.v, op.decay, op.beta)
         kept = [self._aside(value, "delta") for value in inputs]
         places = [word for value in (op.q, *inputs) for word in self._at(value)]
-        args = (*places, *self._new(op.out), *tail)
+        args: Args = (*places, *self._new(op.out), *tail)
         reads = [self._name(value) for value in (op.q, *inputs)]
         items = {Count.SEQUENCES: op.value_heads * strips}
         names = [self._name(op.out), ("state", op.state.index)]
@@ -508,10 +509,7 @@ def _short(name: str) -> str:
     return ".".join(parts) or name
 
 
-Resolve = Callable[[Place], int]
-
-
-def resolve(args: tuple[Any, ...], where: Resolve) -> tuple[Any, ...]:
+def resolve(args: tuple[Any, ...], where: Callable[[Place], int]) -> tuple[Any, ...]:
     """An argument block with addresses in place of places."""
     out: list[Any] = []
     for word in args:

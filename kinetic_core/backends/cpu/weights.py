@@ -7,7 +7,6 @@ loading takes little more memory than the file has bytes.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -189,4 +188,4 @@ def bytes_per_step(program: Program, weights: Weights) -> int:
     for op in program.ops:
         if isinstance(op, ops.Embedding):
             total += BLOCK_FORMATS[weights.matrices[op.weight.name].file_type].n_bytes((op.weight.shape[1],))
-    return int(math.ceil(total))
+    return total

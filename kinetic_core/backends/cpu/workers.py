@@ -93,7 +93,7 @@ class WorkerPool:
         shift = (-raw.ctypes.data % 64) // 8
         self._raw = raw
         self._sync: npt.NDArray[np.int64] = raw[shift : shift + n_words]
-        self._flags = self._sync[ASLEEP :: LINE][:n_threads]
+        self._flags = self._sync[ASLEEP::LINE][:n_threads]
         self._args = np.zeros(8, np.int64)
         self._args[0] = self._sync.ctypes.data
         self._args[4] = yield_function_address()

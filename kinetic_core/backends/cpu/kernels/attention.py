@@ -194,7 +194,7 @@ _SCORES, _CHUNK_OUT, _OUT, _SCRATCH_BYTES = 256, 4352, 8448, 12544
 
 @njit(error_model="numpy")
 def _begin(args, record, kv_head, first_vector, count, scratch):
-    """Fill in the scratch of vectors first_vector …: vector v is row v // group, query head v % group of the key head."""
+    """Fill in the scratch of vectors first_vector …: v is row v // group, query head v % group of the key head."""
     group, head_dim, window = load_i64(args + 40), load_i64(args + 48), load_i64(args + 64)
     row0, start = load_i64(record), load_i64(record + 16)
     for k in range(GROUP_VECTORS):
@@ -212,7 +212,7 @@ def _begin(args, record, kv_head, first_vector, count, scratch):
 
 @njit(error_model="numpy")
 def _part(vector, base, end):
-    """The positions of a vector that lie in base … end - 1, from base; the second is not larger where there are none."""
+    """The positions of base … end - 1 that a vector sees, from base; where it sees none, the second is not larger."""
     return max(load_i64(vector + _LOW) - base, 0), min(load_i64(vector + _HIGH), end) - base
 
 
@@ -286,43 +286,16 @@ def _combine(scratch, count, head_dim, base):
 
 
 @njit(error_model="numpy")
-def _finish(scratch, count, head_dim):
-    for k in range(count):
-        total = splat_f32(load_f32(scratch + 8 * k + _STATE + 4))
-        target, out = load_i64(scratch + 8 * k + _TARGET), scratch + _OUT + _OUT_BYTES * k
-        for at in range(0, head_dim, 16):
-            store_vf(target + 4 * at, div(load_vf(out + 4 * at), total))
-
-
-@njit(error_model="numpy")
-def _attend_rows(cache, args, record, kv_head, count, scratch):
-    """Committed rows: everything they see lies in blocks."""
+def _attend(cache, args, record, kv_head, count, scratch):
+    """Up to four vectors. A draft's path goes on behind the blocks, in rows of this step; the chunks are the same."""
     head_dim, factor = load_i64(args + 48), np.float32(load_f64(args + 56))
     size, table = element_bytes(cache), load_i64(record + 24)
     layer = load_i64(args + 88) + kv_head * 2 * size * CHUNK * head_dim
-    least, most = load_i64(scratch + _LOW), load_i64(scratch + 8 * (count - 1) + _HIGH)
-    for chunk in range(least // CHUNK, (most + CHUNK - 1) // CHUNK):
-        base = chunk * CHUNK
-        keys = layer + load_i32(table + 4 * chunk) * load_i64(args + 96)
-        low, high = _union(scratch, count, base, base + CHUNK)
-        _scores(cache, scratch + _QUERY, keys, head_dim, low // 16, (high + 15) // 16, scratch + _SCORES)
-        _soften(scratch, count, factor, base)
-        _weigh_block(cache, scratch, count, keys + size * CHUNK * head_dim, head_dim, base, base + CHUNK)
-        _combine(scratch, count, head_dim, base)
-    _finish(scratch, count, head_dim)
-
-
-@njit(error_model="numpy")
-def _attend_draft(cache, args, record, kv_head, count, scratch):
-    """A draft row: its path goes on behind the blocks, in rows of this step; the same sequence in the same chunks."""
-    head_dim, factor = load_i64(args + 48), np.float32(load_f64(args + 56))
-    size, table = element_bytes(cache), load_i64(record + 24)
-    layer = load_i64(args + 88) + kv_head * 2 * size * CHUNK * head_dim
-    held = load_i64(record + 32)
     row_bytes = 4 * head_dim * load_i64(args + 32)
     draft_keys = load_i64(args + 104) + 4 * head_dim * kv_head
     draft_values = load_i64(args + 112) + 4 * head_dim * kv_head
-    least, most = load_i64(scratch + _LOW), load_i64(scratch + _HIGH)
+    least, most = load_i64(scratch + _LOW), load_i64(scratch + 8 * (count - 1) + _HIGH)
+    held = load_i64(record + 32) if load_i64(record + 48) > 0 else most
     for chunk in range(least // CHUNK, (most + CHUNK - 1) // CHUNK):
         base = chunk * CHUNK
         end = min(base + CHUNK, held)
@@ -332,7 +305,7 @@ def _attend_draft(cache, args, record, kv_head, count, scratch):
         low, high = _union(scratch, count, base, end)
         if low < high:
             _scores(cache, scratch + _QUERY, keys, head_dim, low // 16, (high + 15) // 16, scratch + _SCORES)
-        first = max(max(held, base), least)
+        first = max(held, base, least)
         n_drafts = max(0, min(most, base + CHUNK) - first)
         path = load_i64(record + 40) + 8 * (first - held)
         shift = 4 * (first - base)
@@ -346,7 +319,11 @@ def _attend_draft(cache, args, record, kv_head, count, scratch):
                 weights, out = scratch + _SCORES + _SCORE_BYTES * k + shift, scratch + _CHUNK_OUT + _OUT_BYTES * k
                 _weigh_drafts(weights, draft_values, row_bytes, path, n_drafts, head_dim, out)
         _combine(scratch, count, head_dim, base)
-    _finish(scratch, count, head_dim)
+    for k in range(count):
+        total = splat_f32(load_f32(scratch + 8 * k + _STATE + 4))
+        target, out = load_i64(scratch + 8 * k + _TARGET), scratch + _OUT + _OUT_BYTES * k
+        for at in range(0, head_dim, 16):
+            store_vf(target + 4 * at, div(load_vf(out + 4 * at), total))
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -361,10 +338,7 @@ def _attention(cache, args, begin, end):
         while vector < n_vectors:
             count = min(GROUP_VECTORS, n_vectors - vector)
             _begin(args, record, kv_head, vector, count, scratch)
-            if load_i64(record + 48) == 0:
-                _attend_rows(cache, args, record, kv_head, count, scratch)
-            else:
-                _attend_draft(cache, args, record, kv_head, count, scratch)
+            _attend(cache, args, record, kv_head, count, scratch)
             vector += count
 
 

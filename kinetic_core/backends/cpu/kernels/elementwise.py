@@ -103,7 +103,7 @@ def _combine(operation, a, b, bias, factor):
 def elementwise(args, begin, end):
     """out = operation(x, y), column by column."""
     operation, width = load_i64(args), load_i64(args + 8)
-    second = operation == ADD or operation == MULTIPLY or operation == DECAY
+    second = operation in (ADD, MULTIPLY, DECAY)
     factor = splat_f32(np.float32(load_f64(args + 72)))
     for row in range(begin, end):
         x = load_i64(args + 16) + row * load_i64(args + 24)

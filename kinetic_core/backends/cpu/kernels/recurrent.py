@@ -25,7 +25,6 @@ and a record is: 0, number of rows, 0, slot, address of i64 draft numbers.
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
