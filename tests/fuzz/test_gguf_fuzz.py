@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 from tiny_llama import tiny_llama
 
+import kinetic_core
 from kinetic_core.errors import KineticError
 from kinetic_core.gguf import (
     BLOCK_FORMATS,
     GGMLType,
-    GGUFFile,
     RawTensor,
-    check_block_count,
     dequantize,
     gguf_bytes,
     open_model_file,
@@ -37,12 +36,13 @@ BOUNDARY_NUMBERS = [0, 1, 2, 7, 8, 9, 31, 32, 33, 255, 256, 2**15, 2**16, 2**24,
 HUGE_NUMBERS = [*BOUNDARY_NUMBERS, 2**32, 2**61, 2**63 - 1, 2**63, 2**63 + 5, 2**64 - 32, 2**64 - 1]
 
 
-def run_one_step(model: GGUFFile) -> None:
-    """Use everything that the file gives: its architecture, its blocks, the elements of every tensor."""
-    architecture = model.architecture
-    check_block_count(model.metadata.prefixed(architecture), model.tensors)
-    for name, info in model.tensors.items():
-        assert dequantize(model.tensor_bytes(name), info.type, info.shape).shape == info.shape
+def run_one_step(path: Path, backend: str = "cpu") -> None:
+    """What a person's first use does: load the file, tokenize a text, run the model on it, choose one token."""
+    with kinetic_core.load(str(path), backend=backend, threads=1, ctx=512) as model:
+        prompt = model.tokenize("a b")[:4] or [0]
+        completion = model.generate(prompt, max_tokens=1, temperature=0.0, ignore_end=True)
+        assert len(completion.token_ids) == 1
+        model.detokenize(completion.token_ids)
 
 
 def mutate(good: bytes, header_bytes: int, random_: random.Random) -> bytes:
@@ -154,8 +154,8 @@ def outcomes() -> Counter[str]:
 def test_the_good_file_survives_its_step(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "good.gguf"
     path.write_bytes(good)
+    run_one_step(path)
     with open_model_file(path) as model:
-        run_one_step(model)
         assert len(model.metadata.get_strs("tokenizer.ggml.tokens")) == model.tensors["token_embd.weight"].shape[0]
         values = dequantize(
             model.tensor_bytes("blk.0.attn_q.weight"), model.tensors["blk.0.attn_q.weight"].type, (64, 64)
@@ -170,10 +170,10 @@ def test_mutated_files_are_refused_or_work(good: bytes, tmp_path: Path, outcomes
     for number in range(first, first + BATCH):
         path.write_bytes(mutate(good, header_bytes, random.Random(number)))
         try:
-            with open_model_file(path) as model:
-                outcomes["opened"] += 1
-                run_one_step(model)
-                outcomes["worked"] += 1
+            open_model_file(path).close()
+            outcomes["opened"] += 1
+            run_one_step(path)
+            outcomes["worked"] += 1
         except KineticError as error:
             outcomes[type(error).__name__] += 1
             assert str(error).isprintable(), f"mutation {number}: {error!r}"
@@ -185,6 +185,8 @@ def test_the_mutations_reached_every_way_out(outcomes: Counter[str]) -> None:
     """Runs last: a fuzzer whose files were all refused, or all fine, would have tested nothing."""
     if sum(outcomes.values()) - outcomes["opened"] != MUTATIONS:
         pytest.skip("only a part of the mutations ran")
-    assert outcomes["worked"] > MUTATIONS // 3
+    assert outcomes["worked"] > MUTATIONS // 8
+    assert outcomes["TensorError"] > MUTATIONS // 10
+    assert outcomes["NumericalError"] > MUTATIONS // 100
     assert outcomes["GGUFError"] > MUTATIONS // 4
     assert outcomes["MetadataError"] > MUTATIONS // 50
