@@ -1,7 +1,7 @@
 """Every exception that Kinetic raises on purpose.
 
     KineticError                      exit status 1
-    ├── ModelError                    3   the model file or what it describes
+    ├── ModelError                    1   the model file or what it describes
     │   ├── GGUFError                     the bytes of the file: header, metadata, tensor table, split set
     │   ├── MetadataError                 a metadata key: missing, of another type, out of range
     │   ├── TensorError                   a tensor: missing, unknown, of another shape or type
@@ -59,7 +59,7 @@ class KineticError(Exception):
 class ModelError(KineticError):
     """The model file, or what it describes, cannot be used."""
 
-    exit_status = 3
+    exit_status = 1
 
 
 class GGUFError(ModelError):

@@ -117,11 +117,19 @@ def test_info_without_the_plugin_says_what_to_install(kinetic: Any, tmp_path: Pa
     (missing,) = (line for line in ended.out.splitlines() if line.startswith("missing:"))
     assert missing.endswith("pip install kinetic-arch-qwen35")
     ended = kinetic("run", str(path), "hello", "--backend", "reference")
-    assert ended.status == 3 and ended.err.endswith("pip install kinetic-arch-qwen35\n") and ended.err.count("\n") == 1
+    assert ended.status == 1 and ended.err.endswith("pip install kinetic-arch-qwen35\n") and ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"GGU", b"GGUF", b"GGUF\x03\x00\x00\x00"])
+def test_g3_a_header_cut_short(kinetic: Any, tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(data)
+    ended = kinetic("info", str(path))
+    assert ended.status == 1 and "truncated header" in ended.err and ended.err.count("\n") == 1
 
 
 def test_info_of_a_broken_file(kinetic: Any, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
     path.write_bytes((DATA / "llama-q4_k_m.gguf").read_bytes()[:5000])
     ended = kinetic("info", str(path))
-    assert ended.status == 3 and ended.err.startswith("error: ") and ended.err.count("\n") == 1
+    assert ended.status == 1 and ended.err.startswith("error: ") and ended.err.count("\n") == 1
