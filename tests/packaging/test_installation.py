@@ -63,11 +63,11 @@ def test_make_chat_in_a_fresh_clone(clone: Path, tmp_path: Path) -> None:
     assert "SmolLM2-135M-Instruct.Q4_1.gguf" in printed
     answer = subprocess.run(
         [clone / ".venv" / "bin" / "kinetic", "chat", "--temperature", "0", "--max-tokens", "20"],
-        input="What is the capital of France?\n/quit\n",
+        input="What color is the sky?\n/quit\n",
         env={**os.environ, "KINETIC_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         timeout=300,
         check=True,
     )
-    assert "Paris" in answer.stdout
+    assert "sky" in answer.stdout and "blue" in answer.stdout

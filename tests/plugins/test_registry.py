@@ -270,9 +270,11 @@ def test_a_filter_name_without_a_match_is_reported(make_plugin: MakePlugin, monk
         ("falcon-h1", "kinetic-arch-falconh1"),
     ],
 )
-def test_a_known_family_names_the_package_to_install(key: str, package: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"got '{key}'.*; pip install {package}$"):
-        load_registry(found=[]).architecture_for(key)
+def test_a_known_family_names_the_package_to_install(make_plugin: MakePlugin, key: str, package: str) -> None:
+    others = [make_plugin("kt_broken", "raise RuntimeError"), make_plugin("kt_good", hook("return []"))]
+    for found in ([], others):
+        with pytest.raises(UnsupportedModelError, match=f"got '{key}'.*; pip install {package}$"):
+            load_registry(found=found).architecture_for(key)
 
 
 def test_an_unknown_architecture_gets_a_suggestion(make_plugin: MakePlugin) -> None:
