@@ -23,7 +23,7 @@ from kinetic_core.cli import INTERNAL_ERROR_STATUS, INTERRUPTED_STATUS
 from kinetic_core.cli.application import make_application
 
 ROOT = Path(__file__).parent.parent.parent
-DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("commands", "errors", "plugins"))]
+DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("commands", "errors", "performance", "plugins"))]
 BLOCK = re.compile(
     r"(?:<!-- test: (?P<mark>[^>]*?) -->\n)?^```(?P<language>console|python)\n(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,

@@ -148,13 +148,13 @@ def test_the_core_keeps_its_names(make_plugin: MakePlugin) -> None:
     make_plugin("kt_good_impl", HEAD_CLASS)
     make_plugin("kt_other_impl", HEAD_CLASS.replace("Good", "Other"))
     points = [
-        make_plugin("kt_a", hook('return [Registration("full", "kt_other_impl:Other")]')),
+        make_plugin("kt_a", hook('return [Registration("full", "kt_other_impl:Other")]'), "a-first"),
         make_plugin("kt_core", hook('return [Registration("full", "kt_good_impl:Good")]'), "Kinetic_Core"),
     ]
     registry = load_registry(found=points)
-    assert [plugin.distribution for plugin in registry.plugins] == ["kinetic-core", "kt-a"]
+    assert [plugin.distribution for plugin in registry.plugins] == ["kinetic-core", "a-first"]
     assert registry.get("head", "full").__name__ == "Good"
-    assert "kinetic-core keeps it; exclude one with KINETIC_PLUGINS=-kt-a" in registry.problems[0]
+    assert "kinetic-core keeps it; exclude one with KINETIC_PLUGINS=-a-first" in registry.problems[0]
 
 
 def test_one_name_in_two_kinds_is_no_conflict(make_plugin: MakePlugin) -> None:
@@ -275,6 +275,11 @@ def test_a_known_family_names_the_package_to_install(make_plugin: MakePlugin, ke
     for found in ([], others):
         with pytest.raises(UnsupportedModelError, match=f"got '{key}'.*; pip install {package}$"):
             load_registry(found=found).architecture_for(key)
+
+
+def test_without_any_architecture_the_message_says_so() -> None:
+    with pytest.raises(UnsupportedModelError, match="expected one of none: no architecture is installed"):
+        load_registry(found=[]).architecture_for("toy")
 
 
 def test_an_unknown_architecture_gets_a_suggestion(make_plugin: MakePlugin) -> None:
