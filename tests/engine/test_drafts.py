@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 import pytest
 from conftest import MakeEngine
+from executables import Gate
 
 from kinetic_core.engine.request import Completion, GenerationRequest, SamplingOptions
 from kinetic_core.interfaces import Draft, Drafter, DrafterCapabilities, DraftTree
@@ -186,3 +187,20 @@ def test_d4_draws_equal_the_undrafted_ones(make_engine: MakeEngine) -> None:
     got = engine.submit(request).result()[0]
     assert got.token_ids == expected.token_ids
     assert 0 < got.timings.accepted < got.timings.drafted
+
+
+def test_penalties_of_a_draft_row_name_its_own_path(make_engine: MakeEngine) -> None:
+    gate = Gate()
+    gate.open()
+    tree = DraftTree((50, 51, 52, 50), (-1, 0, 0, 1))
+    drafter = Guesser(lambda tokens, most: tree)
+    engine = make_engine(hashed=True, wrap=gate.wrap, drafter=drafter)
+    sampling = SamplingOptions(temperature=0.7, seed=1, top_k=5, frequency_penalty=0.5)
+    engine.submit(GenerationRequest((1, 2, 3), sampling, 8, ignore_end=True)).result()
+    batch = gate.batches[1]
+    assert batch.token_ids[1:].tolist() == [50, 51, 52, 50]
+    answer = {int(batch.token_ids[0])}
+    paths: list[set[int]] = [set(), {50}, {50, 51}, {50, 52}, {50, 51}]
+    assert [head.top_k for head in batch.heads] == [5 + len(answer | path) for path in paths]
+    assert batch.positions.tolist() == [3, 4, 5, 5, 6]
+    assert batch.sequences[0].draft_parents == (0, 1, 1, 2)

@@ -80,6 +80,12 @@ def test_a_stop_that_completes_with_the_last_token_counts(make_engine: MakeEngin
     assert (completion.text, completion.finish_reason) == ("abc", "stop")
 
 
+def test_a_stop_found_only_at_the_end_counts(make_engine: MakeEngine) -> None:
+    # "bc" is complete, but until the end the "abc" before it could still become the earlier "abcX".
+    completion = one(make_engine().submit(ask("hello\n", stop=("abcX", "bc"), max_tokens=3)).result())
+    assert (completion.text, completion.finish_reason, completion.token_ids) == ("a", "stop", (97,))
+
+
 @pytest.mark.parametrize("prompt", ["hello\n", "xyz."])
 def test_s10_the_first_token_is_the_stop(make_engine: MakeEngine, prompt: str) -> None:
     request = ask(prompt, SamplingOptions(temperature=0.0, logprobs=3), stop=("a",))

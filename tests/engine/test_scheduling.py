@@ -94,6 +94,22 @@ def test_sequences_that_give_way_come_back_with_the_same_bits(make_engine: MakeE
     assert roomy.statistics()["gave_way"] == 0
 
 
+def test_the_oldest_never_gives_way(make_engine: MakeEngine) -> None:
+    gate = Gate()
+    engine = make_engine(hashed=True, wrap=gate.wrap, n_blocks=2, context_length=512)
+    generations = [
+        engine.submit(GenerationRequest(prompt_of(240, seed), GREEDY, 60, ignore_end=True)) for seed in range(2)
+    ]
+    gate.wait_for(1)
+    gate.open()
+    for generation in generations:
+        generation.result()
+    assert engine.statistics()["gave_way"] == 1
+    firsts = [prompt_of(240, seed)[0] for seed in range(2)]
+    begins = [int(b.token_ids[p.first_row]) for b in gate.batches for p in b.sequences if p.start == 0]
+    assert [begins.count(first) for first in firsts] == [1, 2]
+
+
 def test_cancelled_at_random_moments_nothing_stays_and_others_are_unaffected(
     make_engine: MakeEngine, solo: list[Completion]
 ) -> None:
