@@ -23,7 +23,7 @@ from kinetic_core.cli import INTERNAL_ERROR_STATUS, INTERRUPTED_STATUS
 from kinetic_core.cli.application import make_application
 
 ROOT = Path(__file__).parent.parent.parent
-DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("commands", "errors", "performance", "plugins"))]
+DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
 BLOCK = re.compile(
     r"(?:<!-- test: (?P<mark>[^>]*?) -->\n)?^```(?P<language>console|python)\n(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -43,7 +43,8 @@ def blocks() -> Iterator[Block]:
         text = document.read_text(encoding="utf-8")
         for match in BLOCK.finditer(text):
             line = text[: match.start("body")].count("\n")
-            yield Block(f"{document.name}:{line}", match["language"], match["body"], match["mark"] or "")
+            name = document.relative_to(ROOT).as_posix()
+            yield Block(f"{name}:{line}", match["language"], match["body"], match["mark"] or "")
 
 
 def cases() -> list[object]:
