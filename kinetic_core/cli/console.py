@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kinetic_core.interfaces.backend import Progress
 
-QUIET_S = 0.5
+QUIET_S = 1.0
 """Work shorter than this shows no progress."""
 
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}

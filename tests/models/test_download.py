@@ -8,6 +8,7 @@ import pytest
 from file_server import FileServer
 
 from kinetic_core.errors import DownloadError
+from kinetic_core.models import download
 from kinetic_core.models.download import fetch, locked
 
 CONTENT = random.Random(1).randbytes(400_000)
@@ -111,6 +112,26 @@ def test_a_file_address_is_copied(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_bytes() == CONTENT
     with pytest.raises(DownloadError, match="cannot copy it"):
         fetch((tmp_path / "none").as_uri(), tmp_path / "g", sha256=DIGEST, what="it")
+
+
+def test_the_lock_is_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "some" / "where" / "f"
+    monkeypatch.setattr(download, "LOCK_TIMEOUT_S", 0.1)
+    with locked(target):
+        assert target.parent.is_dir()
+        with pytest.raises(DownloadError, match="another process has been fetching"), locked(target):
+            raise AssertionError("not reached")
+    with locked(target):
+        pass
+
+
+def test_certificates_that_cannot_be_read_are_named(server: FileServer, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match=r"cannot read the certificates.*none\.pem"):
+        fetch(server.url, tmp_path / "f", sha256="", what="it", certificates=str(tmp_path / "none.pem"))
+    (tmp_path / "ca").mkdir()
+    server.files["/file"] = CONTENT
+    fetch(f"{server.url}/file", tmp_path / "f", sha256=DIGEST, what="it", certificates=str(tmp_path / "ca"))
+    assert (tmp_path / "f").read_bytes() == CONTENT
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
