@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from kinetic_core.state import BlockPool, SlotPool
 
 STEP_S = 0.2
+PLANNED_S = 0.8 * STEP_S
+"""What a step is planned to take: the rest is for what the measured speeds do not foresee."""
+
 MIN_PROMPT_ROWS = 32
 
 
@@ -37,12 +40,12 @@ class Pace:
         self.answer_step_s: float | None = None
 
     def measured(self, n_prompt_rows: int, n_answer_rows: int, seconds: float) -> None:
-        """A step took so long. Recent steps count half: speeds change with position, neighbours and the machine."""
+        """A step took so long. A slower one counts at once, a faster one by half: neighbours come and go."""
         if n_prompt_rows == 0:
-            self.answer_step_s = _blend(self.answer_step_s, seconds)
+            self.answer_step_s = _slower(self.answer_step_s, seconds)
         elif n_prompt_rows >= MIN_PROMPT_ROWS:
             answering = min(self.answer_step_s or 0.0, seconds / 2) if n_answer_rows else 0.0
-            self.prompt_row_s = _blend(self.prompt_row_s, (seconds - answering) / n_prompt_rows)
+            self.prompt_row_s = _slower(self.prompt_row_s, (seconds - answering) / n_prompt_rows)
 
     def prompt_rows(self, *, crowded: bool, answering: bool) -> int:
         """Most prompt rows of the next step; crowded: somebody else answers or waits."""
@@ -50,13 +53,13 @@ class Pace:
             return BLOCK_TOKENS
         if self.prompt_row_s is None:
             return 2 * MIN_PROMPT_ROWS
-        left = STEP_S - ((self.answer_step_s or 0.0) if answering else 0.0)
+        left = PLANNED_S - ((self.answer_step_s or 0.0) if answering else 0.0)
         rows = int(left / max(self.prompt_row_s, 1e-9)) // MIN_PROMPT_ROWS * MIN_PROMPT_ROWS
         return max(MIN_PROMPT_ROWS, min(BLOCK_TOKENS, rows))
 
 
-def _blend(old: float | None, new: float) -> float:
-    return new if old is None else (old + new) / 2
+def _slower(old: float | None, new: float) -> float:
+    return new if old is None or new > old else (old + new) / 2
 
 
 class Scheduler:

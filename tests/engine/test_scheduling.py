@@ -297,12 +297,16 @@ def test_pace() -> None:
     assert pace.prompt_rows(crowded=True, answering=True) == 64
     pace.measured(0, 4, 0.04)
     pace.measured(256, 0, 0.256)
-    assert pace.prompt_rows(crowded=True, answering=True) == 160
-    assert pace.prompt_rows(crowded=True, answering=False) == 192
+    assert pace.prompt_rows(crowded=True, answering=True) == 96  # (160 - 40) ms at 1 ms a row, in steps of 32
+    assert pace.prompt_rows(crowded=True, answering=False) == 160
     pace.measured(8, 1, 5.0)  # a few rows tell nothing about a prompt's speed
-    assert pace.prompt_rows(crowded=True, answering=False) == 192
+    assert pace.prompt_rows(crowded=True, answering=False) == 160
+    pace.measured(64, 0, 64 * 0.002)
+    assert pace.prompt_rows(crowded=True, answering=False) == 64, "a slower step counts at once"
+    pace.measured(64, 0, 64 * 0.001)
+    assert pace.prompt_rows(crowded=True, answering=False) == 96, "a faster one by half"
     for _ in range(20):
-        pace.measured(64, 4, 64 * 0.0005 + 0.04)
+        pace.measured(64, 4, 64 * 0.0003 + 0.04)
     assert pace.prompt_rows(crowded=True, answering=True) == 256
     assert pace.prompt_rows(crowded=False, answering=False) == 256
 
