@@ -133,9 +133,8 @@ class TextWriter(Writer):
             return self._pieces(choice, chunk)
         # Only the prompt's first choice is told the prompt's log-probabilities; the others wait until it was.
         prompt = choice // self._n
-        logprobs = _prompt_logprobs(self._prompts[prompt], chunk.prompt_logprobs)
-        if logprobs is not None:
-            self._prompt_logprobs[prompt] = logprobs
+        if chunk.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt] = chunk.prompt_logprobs
         waiting = self._waiting.setdefault(prompt, [])
         waiting.append((choice, chunk))
         if prompt not in self._prompt_logprobs:
@@ -167,16 +166,8 @@ class TextWriter(Writer):
             return "", body.answer(()) if self._logprobs else None
         if not self._logprobs:
             return prompt.text, None
-        values = _prompt_logprobs(prompt, prompt_logprobs) or ()
-        tokens = list(zip(prompt.tokens, values, strict=True))
+        tokens = list(zip(prompt.tokens, prompt_logprobs or (), strict=True))
         return prompt.text, body.prompt(tokens, prompt.text)
-
-
-def _prompt_logprobs(
-    prompt: Prompt, found: Sequence[TokenLogprob | None] | None
-) -> Sequence[TokenLogprob | None] | None:
-    # Nothing foretells a prompt's first token, so that a prompt of one token has none to be found.
-    return (None,) if found is None and len(prompt.ids) == 1 else found
 
 
 def _piece(choice: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> dict[str, Any]:

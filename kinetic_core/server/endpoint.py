@@ -94,10 +94,11 @@ class CompletionEndpoint(ABC):
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         plan = await self._workshop.prepare(lambda: self.plan(Fields(parse_object(body, self.settings.max_json_depth))))
-        generations: list[Generation] = []
-        try:
+        with self._workshop.running() as take:
+            generations: list[Generation] = []
             for name, request in zip(plan.prompt_names, plan.requests, strict=True):
                 generations.append(self._submit(request, name))
+                take(generations[-1])
             answers = [Answer(index) for index in range(len(generations) * plan.n)]
             head = {
                 "id": f"{self.id_prefix}-{uuid.uuid4().hex}",
@@ -109,24 +110,9 @@ class CompletionEndpoint(ABC):
             if plan.stream:
                 await self._stream(plan, generations, answers, head, send)
             else:
-                async with aclosing(events(generations, plan.n)) as chunks:
-                    async for event in chunks:
-                        answers[event.choice].add(event.chunk)
-                _check_finished(answers)
-                whole = head | {
-                    "choices": [
-                        plan.writer.choice(answer, answers[answer.index // plan.n * plan.n]) for answer in answers
-                    ],
-                    "usage": usage_body(answers, plan.n),
-                    "seed": answers[0].seed,
-                    "timings": timings_body(answers),
-                }
+                whole = head | await self._whole(plan, generations, answers)
                 await json_response(whole)(scope, receive, send)
             _note_counts(scope, answers, plan.n)
-        finally:
-            # Also what the client's leaving, a failure or the server's end comes to. A finished one ignores it.
-            for generation in generations:
-                generation.cancel()
 
     def _submit(self, request: GenerationRequest, prompt_name: str) -> Generation:
         try:
@@ -135,6 +121,18 @@ class CompletionEndpoint(ABC):
             if error.field == "prompt":
                 error.field = prompt_name
             raise
+
+    async def _whole(self, plan: Plan, generations: Sequence[Generation], answers: Sequence[Answer]) -> dict[str, Any]:
+        async with aclosing(events(generations, plan.n)) as chunks:
+            async for event in chunks:
+                answers[event.choice].add(event.chunk)
+        _check_finished(answers)
+        return {
+            "choices": [plan.writer.choice(answer, answers[answer.index // plan.n * plan.n]) for answer in answers],
+            "usage": usage_body(answers, plan.n),
+            "seed": answers[0].seed,
+            "timings": timings_body(answers),
+        }
 
     async def _stream(
         self, plan: Plan, generations: Sequence[Generation], answers: Sequence[Answer], head: dict[str, Any], send: Send

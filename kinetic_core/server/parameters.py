@@ -81,7 +81,7 @@ def _read_sampling(fields: Fields, model: ServedModel, logprobs: int | None) -> 
         top_k=fields.integer("top_k", default.top_k, 0, MAX_TOP_K),
         top_p=fields.number("top_p", default.top_p, 0, 1, above_minimum=True),
         min_p=fields.number("min_p", default.min_p, 0, 1),
-        repeat_penalty=fields.number("repeat_penalty", default.repeat_penalty, 0, 2, above_minimum=True),
+        repeat_penalty=fields.number("repeat_penalty", default.repeat_penalty, 0.01, 2),
         presence_penalty=fields.number("presence_penalty", default.presence_penalty, -2, 2),
         frequency_penalty=fields.number("frequency_penalty", default.frequency_penalty, -2, 2),
         logit_bias=_read_logit_bias(fields, model) or default.logit_bias,

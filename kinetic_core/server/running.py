@@ -31,6 +31,8 @@ class Workshop:
         self._pool = ThreadPoolExecutor(settings.prepare_threads, thread_name_prefix="kinetic-prepare")
         self._limit = settings.max_in_flight
         self.in_flight = 0
+        self._generations: set[Generation] = set()
+        self._stopping = False
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -42,6 +44,33 @@ class Workshop:
             yield
         finally:
             self.in_flight -= 1
+
+    @contextmanager
+    def running(self) -> Iterator[Callable[[Generation], None]]:
+        """A function that notes a request's generations; they are cancelled at the end of the block, or by `stop`.
+
+        Whatever ends the block (an answer, a failure, the client's leaving), a finished generation ignores it.
+        """
+        noted: list[Generation] = []
+
+        def take(generation: Generation) -> None:
+            noted.append(generation)
+            self._generations.add(generation)
+            if self._stopping:
+                generation.cancel()
+
+        try:
+            yield take
+        finally:
+            for generation in noted:
+                generation.cancel()
+            self._generations.difference_update(noted)
+
+    def stop(self) -> None:
+        """Cancel what runs, and what is still prepared once it begins: the server ends."""
+        self._stopping = True
+        for generation in self._generations:
+            generation.cancel()
 
     async def prepare(self, work: Callable[[], T]) -> T:
         """Run `work` (parsing, templates, tokenizing) in a thread; dropped on cancellation if not yet begun."""
@@ -62,8 +91,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             return task.result()
         raise ClientGone
     finally:
-        await _end(watcher)
-        await _end(task)
+        await _end(watcher, task)
 
 
 async def _until_gone(receive: Receive) -> None:
@@ -71,10 +99,13 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-async def _end(task: asyncio.Future[Any]) -> None:
-    if not task.done():
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    unfinished = [task for task in tasks if not task.done()]
+    for task in unfinished:
         task.cancel()
-        await asyncio.wait({task})
+    if unfinished:
+        await asyncio.wait(unfinished)
+    for task in unfinished:
         if not task.cancelled():
             task.exception()  # taken, so that asyncio does not report it: there is nobody to tell
 
@@ -115,5 +146,4 @@ async def events(generations: Sequence[Generation], n: int) -> AsyncGenerator[Ev
             else:
                 yield event
     finally:
-        for task in pumps:
-            await _end(task)
+        await _end(*pumps)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -26,6 +28,7 @@ log = logging.getLogger("kinetic.server")
 
 _BACKLOG = 128
 _WAIT_S = 10.0
+"""How long a cancelled request may take to end."""
 
 
 def serve(model: Model, settings: ServerSettings | None = None, on_ready: Callable[[str], None] | None = None) -> None:
@@ -85,7 +88,7 @@ class Server:
     def stop(self) -> None:
         """End running answers within `shutdown_timeout_s`, then the thread."""
         self._server.should_exit = True
-        self._thread.join(self._settings.shutdown_timeout_s + _WAIT_S)
+        self._thread.join(self._settings.shutdown_timeout_s + 2 * _WAIT_S)
         self._stack.close()
 
     def __enter__(self) -> Server:
@@ -154,8 +157,9 @@ def _url(settings: ServerSettings, listener: socket.socket) -> str:
 def _uvicorn_server(model: Model, settings: ServerSettings) -> uvicorn.Server:
     import uvicorn
 
+    app = create_app(model, settings)
     config = uvicorn.Config(
-        create_app(model, settings),
+        app,
         access_log=False,
         log_config=None,
         log_level=logging.WARNING,
@@ -164,9 +168,21 @@ def _uvicorn_server(model: Model, settings: ServerSettings) -> uvicorn.Server:
         server_header=False,
         # A forwarded address would only be used by the log, and anybody can write one.
         proxy_headers=False,
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_s)),
+        # Only for what `stop` does not end: uvicorn cuts connections off.
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout_s + _WAIT_S),
     )
-    return uvicorn.Server(config)
+    server = uvicorn.Server(config)
+    shutdown = server.shutdown
+
+    async def shutdown_and_stop(sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(settings.shutdown_timeout_s, app.state.workshop.stop)
+        try:
+            await shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    server.shutdown = shutdown_and_stop  # type: ignore[method-assign]
+    return server
 
 
 def _call_when_ready(server: uvicorn.Server, ready: Callable[[], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -220,6 +219,16 @@ def test_s9_a_system_message_that_comes_late(make_server, template: str):
     assert first.status_code == 200
 
 
+@pytest.mark.parametrize("template", ["{{ raise_exception('never') }}", "{{ messages.nothing('never') }}"])
+def test_a_template_that_fails_for_no_message_of_its_own(make_server, template: str):
+    running = make_server(tiny_model(template=template))
+    for roles in (["system", "user"], ["user"]):
+        answer = running.chat(messages=[{"role": role, "content": "x"} for role in roles], max_tokens=1)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"].startswith("messages")
+        assert "not the first" not in answer.json()["error"]["message"]
+
+
 def test_one_log_line_per_request_without_what_was_said(make_server, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "kinetic.server")
     running = make_server()
@@ -257,7 +266,8 @@ print("closed", flush=True)
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent in another way there")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_ends_at_a_signal_with_a_stream_running(number: signal.Signals):
-    process = subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True)
+    """The client is told, the model is closed, and nothing is printed."""
+    process = subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
@@ -267,13 +277,10 @@ def test_serve_ends_at_a_signal_with_a_stream_running(number: signal.Signals):
             lines = answer.iter_lines()
             assert next(lines).startswith("data: ")
             threading.Timer(0.1, process.send_signal, [number]).start()
-            with contextlib.suppress(httpx.HTTPError):  # the stream is cut off
-                for _ in lines:
-                    pass
-        rest = process.stdout.read()
-        assert rest == "closed\n"
-        assert process.wait(WAIT_S) == 0
+            last = [line for line in lines if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "cancelled"
+        assert process.communicate(timeout=WAIT_S) == ("closed\n", "")
+        assert process.returncode == 0
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.communicate()

@@ -337,7 +337,7 @@ def test_small_answers_are_not_held_back(running: Running):
         begun = time.perf_counter()
         running.http.get("/health")
         seconds.append(time.perf_counter() - begun)
-    assert min(seconds) < 0.03
+    assert sorted(seconds)[10] < 0.035
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 10**20])
