@@ -44,7 +44,7 @@ def test_no_file_names_a_package_index() -> None:
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     ).stdout.splitlines()
     assert listed
-    pattern = re.compile(rb"py" + rb"pi\.org|pythonhosted|index-url\s*=")
+    pattern = re.compile(rb"py[p]i\.org|python[h]osted|index-url\s*=")
     for name in listed:
         path = ROOT / name
         if path.is_file() and path.suffix not in (".gguf", ".npz"):
