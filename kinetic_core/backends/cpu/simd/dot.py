@@ -4,9 +4,9 @@ A tile computes LANES outputs (one per 32-bit lane) of R input rows at once. Wei
 four consecutive inputs of each output. The activations of a row are signed bytes, −127 … 127; four of them are
 broadcast to all lanes. Three kinds of accumulators, all holding exact integers:
 
-- *parts*: running sums of products of unsigned weight bytes. In AVX2 they are pairs of 16-bit sums (`vpmaddubsw`,
-  `vpaddw`), so a kernel may add at most `PART_STEPS[bits]` steps of `bits`-bit weights before it empties them; in the
-  other lowerings they are 32-bit (`vpdpbusd`, or plain multiplications).
+- *parts*: running sums of products of unsigned weight bytes. AVX-512 has them in 32 bits (`vpdpbusd`); AVX2 and the
+  generic lowering have pairs of 16-bit sums (`vpmaddubsw`, `vpaddw`, or plain multiplications), so a kernel may add at
+  most `PART_STEPS[bits]` steps of `bits`-bit weights before it empties them.
 - *sums*: parts times the small integer scale of their sub-block. AVX-512 keeps them as float32, which is exact while
   their magnitude stays below 2**24: every kernel states that bound. The others keep int32.
 - *totals*: int32 sums, as they are.
@@ -75,14 +75,14 @@ __all__ = [
 
 AVX512, AVX2 = LOWERING == "avx512vnni", LOWERING == "avx2"
 
-#: Most steps of `bits`-bit unsigned weights that parts may take. AVX2: a step adds at most 2 * (2**bits - 1) * 127 to
-#: a 16-bit sum, which must stay within 32767. Elsewhere a part is 32 bits wide and no kernel comes near its limit.
-PART_STEPS: dict[int, int] = {bits: 32767 // (2 * (2**bits - 1) * 127) if AVX2 else 1 << 10 for bits in range(2, 8)}
+#: Most steps of `bits`-bit unsigned weights that parts may take. In 16 bits a step adds at most
+#: 2 * (2**bits - 1) * 127, and the sum must stay within 32767. In 32 bits no kernel comes near the limit.
+PART_STEPS: dict[int, int] = {bits: 1 << 10 if AVX512 else 32767 // (2 * (2**bits - 1) * 127) for bits in range(2, 8)}
 
 #: The vectors of parts, sums and integer scales in this lowering.
-PART = WS if AVX2 else WI
+PART = WI if AVX512 else WS
 SUM = WF if AVX512 else WI
-SCALE = WF if AVX512 else WS if AVX2 else WI
+SCALE = WF if AVX512 else WS
 
 
 def call(builder, name, result, arguments):
@@ -124,32 +124,50 @@ def emit_madd(builder, a, b):
 _DPBUSD_BYTES = llvm.llvm_version_info[0] >= 22
 
 
-def emit_dot_unsigned(builder, part, weights, x_address):
-    """Emit part + the products of unsigned weight bytes with the four signed bytes at an address."""
+def emit_add_products(builder, parts, weights, addresses):
+    """Emit parts + the products of unsigned weight bytes with the four signed bytes at each row's address."""
     if AVX512:
-        x = broadcast_i32(builder, x_address)
-        operands = [part, weights, builder.bitcast(x, WB.ir)]
-        if not _DPBUSD_BYTES:
-            operands = [part, builder.bitcast(weights, WI.ir), x]
-        return call(builder, "llvm.x86.avx512.vpdpbusd.512", WI.ir, operands)
+        results = []
+        for part, at in zip(parts, addresses, strict=True):
+            x = broadcast_i32(builder, at)
+            operands = [part, weights, builder.bitcast(x, WB.ir)]
+            if not _DPBUSD_BYTES:
+                operands = [part, builder.bitcast(weights, WI.ir), x]
+            results.append(call(builder, "llvm.x86.avx512.vpdpbusd.512", WI.ir, operands))
+        return results
     if AVX2:
-        x = builder.bitcast(broadcast_i32(builder, x_address), WB.ir)
-        return builder.add(part, call(builder, "llvm.x86.avx2.pmadd.ub.sw", WS.ir, [weights, x]))
-    return _generic_dot(builder, part, weights, x_address, signed=False)
+        return [
+            builder.add(part, call(builder, "llvm.x86.avx2.pmadd.ub.sw", WS.ir, [weights, x]))
+            for part, x in zip(parts, (broadcast_bytes(builder, at) for at in addresses), strict=True)
+        ]
+    products = emit_byte_pairs(builder, weights, addresses, signed=False)
+    return [builder.add(part, product) for part, product in zip(parts, products, strict=True)]
 
 
-def _generic_dot(builder, part, weights, x_address, signed):
-    words = builder.bitcast(weights, WI.ir)
-    for byte in range(4):
-        if signed:
-            lifted = builder.shl(words, lane_constant(WI.ir, 24 - 8 * byte))
-            lane = builder.ashr(lifted, lane_constant(WI.ir, 24))
-        else:
-            lane = builder.and_(builder.lshr(words, lane_constant(WI.ir, 8 * byte)), lane_constant(WI.ir, 255))
-        at = builder.add(x_address, ir.Constant(I64, byte))
-        x = builder.sext(builder.load(pointer(builder, at, I8), align=1, typ=I8), I32)
-        part = builder.add(part, builder.mul(lane, splat(builder, x, WI.ir)))
-    return part
+def broadcast_bytes(builder, address):
+    """Emit LANES copies of the four bytes at an address."""
+    return builder.bitcast(broadcast_i32(builder, address), WB.ir)
+
+
+def _even_and_odd_bytes(builder, value, signed):
+    pairs = builder.bitcast(value, WS.ir)
+    eight = lane_constant(WS.ir, 8)
+    if signed:
+        return builder.ashr(builder.shl(pairs, eight), eight), builder.ashr(pairs, eight)
+    return builder.and_(pairs, lane_constant(WS.ir, 255)), builder.lshr(pairs, eight)
+
+
+def emit_byte_pairs(builder, weights, addresses, signed):
+    """Emit, without vector instructions of their own, the 16-bit sums of two neighbouring byte products, per row.
+
+    At most 2 * 128 * 127 = 32512 for signed weights; the caller bounds unsigned ones.
+    """
+    even, odd = _even_and_odd_bytes(builder, weights, signed)
+    results = []
+    for at in addresses:
+        x_even, x_odd = _even_and_odd_bytes(builder, broadcast_bytes(builder, at), True)
+        results.append(builder.add(builder.mul(even, x_even), builder.mul(odd, x_odd)))
+    return results
 
 
 def unpack_rows(builder, value, kind):
@@ -255,7 +273,7 @@ def _start(typingctx, rows, x, x_stride):
     kind = Rows(PART, rows.count)
 
     def codegen(context, builder, signature, args):
-        if AVX2:
+        if not AVX512:
             return pack_rows(builder, [lane_constant(PART.ir, 0)] * rows.count, kind)
         starts = [broadcast_i32(builder, row_address(builder, args[1], args[2], row)) for row in range(rows.count)]
         return pack_rows(builder, starts, kind)
@@ -263,7 +281,9 @@ def _start(typingctx, rows, x, x_stride):
     return kind(rows, types.int64, types.int64), codegen
 
 
-_start.__doc__ = "Parts that hold each row's int32 bias at its address; AVX2 begins with 0 and leaves it to the caller."
+_start.__doc__ = (
+    "Parts that hold each row's int32 bias at its address; 16-bit parts begin with 0 and leave it to the caller."
+)
 parts_start = intrinsic(_start)
 
 
@@ -276,7 +296,7 @@ def totals_add(typingctx, totals, parts):
     def codegen(context, builder, signature, args):
         pairs = zip(unpack_rows(builder, args[0], totals), unpack_rows(builder, args[1], parts), strict=True)
         ones = lane_constant(WS.ir, 1)
-        sums = [builder.add(t, emit_madd(builder, p, ones) if AVX2 else p) for t, p in pairs]
+        sums = [builder.add(t, p if AVX512 else emit_madd(builder, p, ones)) for t, p in pairs]
         return pack_rows(builder, sums, totals)
 
     return totals(totals, parts), codegen
@@ -319,10 +339,8 @@ def sums_add(typingctx, sums, parts, scale):
         for total, part in pairs:
             if AVX512:
                 results.append(emit_fma(builder, builder.sitofp(part, WF.ir), args[2], total))
-            elif AVX2:
-                results.append(builder.add(total, emit_madd(builder, part, args[2])))
             else:
-                results.append(builder.add(total, builder.mul(part, args[2])))
+                results.append(builder.add(total, emit_madd(builder, part, args[2])))
         return pack_rows(builder, results, sums)
 
     return sums(sums, parts, scale), codegen
@@ -330,12 +348,12 @@ def sums_add(typingctx, sums, parts, scale):
 
 @intrinsic
 def sums_sub_pairs(typingctx, sums, pairs, x, x_stride):
-    """AVX2: sums − pairs of int16 times the row's two int16 at its address. Else sums: `parts_start` did the same."""
+    """sums − pairs of int16 times the row's two int16 at its address; AVX-512: sums, as `parts_start` did the same."""
     if not isinstance(sums, Rows) or sums.vec != SUM or pairs != WS:
         return None
 
     def codegen(context, builder, signature, args):
-        if not AVX2:
+        if AVX512:
             return args[0]
         results = []
         for row, value in enumerate(unpack_rows(builder, args[0], sums)):
@@ -353,7 +371,7 @@ def _byte_scale(signed, doc):
         at = byte.literal_value
 
         def codegen(context, builder, signature, args):
-            if AVX2:
+            if not AVX512:
                 # The byte into the high half of both int16 of a lane, zeros elsewhere; then shifted down.
                 order = [4 * (k // 4) + at if k % 2 else 32 for k in range(4 * LANES)]
                 mask = ir.Constant(ir.VectorType(I32, 4 * LANES), order)
@@ -364,7 +382,7 @@ def _byte_scale(signed, doc):
             lifted = builder.shl(args[0], lane_constant(WI.ir, 24 - 8 * at)) if at < 3 else args[0]
             shift = builder.ashr if signed else builder.lshr
             value = shift(lifted, lane_constant(WI.ir, 24))
-            return builder.sitofp(value, WF.ir) if AVX512 else value
+            return builder.sitofp(value, WF.ir)
 
         return SCALE(words, byte), codegen
 

@@ -15,10 +15,11 @@ from kinetic_core.backends.cpu.simd.dot import (
     AVX2,
     AVX512,
     PART,
-    _generic_dot,
+    broadcast_bytes,
     broadcast_i32,
     call,
-    emit_dot_unsigned,
+    emit_add_products,
+    emit_byte_pairs,
     emit_madd,
     emit_madd_add,
     pack_rows,
@@ -69,10 +70,12 @@ def shift_bytes(builder, value, right, mask):
 
 def add_products(builder, parts, weights, x, x_stride, offset):
     """Emit one step for every row: parts + weights * the four activations at `offset` of the row."""
-    return [
-        emit_dot_unsigned(builder, part, weights, row_address(builder, x, x_stride, row, offset))
-        for row, part in enumerate(parts)
-    ]
+    addresses = [row_address(builder, x, x_stride, row, offset) for row in range(len(parts))]
+    return emit_add_products(builder, parts, weights, addresses)
+
+
+def _literal(*values):
+    return all(isinstance(value, types.IntegerLiteral) for value in values)
 
 
 def _is_parts(kind):
@@ -150,8 +153,7 @@ def dot_signed_bytes(typingctx, totals, weights, x, x_stride, steps):
     """A run of signed byte weights added to totals that began with `signed_start`.
 
     AVX-512 adds 128 to the weights, and the totals begin with −128 times the sum of the activations. AVX2 multiplies
-    |weight| by the activation with the weight's sign: at most 2 * 128 * 127 = 32512 in a 16-bit sum, which is widened
-    at every step.
+    |weight| by the activation with the weight's sign. In 16 bits at most 2 * 128 * 127 = 32512, widened at every step.
     """
     if not isinstance(totals, Rows) or totals.vec != WI or not isinstance(steps, types.IntegerLiteral):
         return None
@@ -171,21 +173,17 @@ def add_signed_products(builder, totals, weights, x, x_stride, offset):
     addresses = [row_address(builder, x, x_stride, row, offset) for row in range(len(totals))]
     if AVX512:
         lifted = builder.xor(weights, lane_constant(WB.ir, 0x80))
-        return [emit_dot_unsigned(builder, t, lifted, at) for t, at in zip(totals, addresses, strict=True)]
-    if not AVX2:
-        return [_generic_dot(builder, t, weights, at, True) for t, at in zip(totals, addresses, strict=True)]
-    results = []
-    magnitude = call(builder, "llvm.abs.v32i8", WB.ir, [weights, ir.Constant(ir.IntType(1), 0)])
-    for total, at in zip(totals, addresses, strict=True):
-        x4 = builder.bitcast(broadcast_i32(builder, at), WB.ir)
-        signed = call(builder, "llvm.x86.avx2.psign.b", WB.ir, [x4, weights])
-        sums = call(builder, "llvm.x86.avx2.pmadd.ub.sw", WS.ir, [magnitude, signed])
-        results.append(builder.add(total, emit_madd(builder, sums, lane_constant(WS.ir, 1))))
-    return results
-
-
-def _literal(*values):
-    return all(isinstance(value, types.IntegerLiteral) for value in values)
+        return emit_add_products(builder, totals, lifted, addresses)
+    ones = lane_constant(WS.ir, 1)
+    if AVX2:
+        magnitude = call(builder, "llvm.abs.v32i8", WB.ir, [weights, ir.Constant(ir.IntType(1), 0)])
+        sums = []
+        for at in addresses:
+            signed = call(builder, "llvm.x86.avx2.psign.b", WB.ir, [broadcast_bytes(builder, at), weights])
+            sums.append(call(builder, "llvm.x86.avx2.pmadd.ub.sw", WS.ir, [magnitude, signed]))
+    else:
+        sums = emit_byte_pairs(builder, weights, addresses, signed=True)
+    return [builder.add(total, emit_madd(builder, s, ones)) for total, s in zip(totals, sums, strict=True)]
 
 
 @intrinsic(prefer_literal=True)
