@@ -294,3 +294,12 @@ def test_a_step_of_the_usual_kind_is_fast() -> None:
 def test_uniform_is_in_the_half_open_interval() -> None:
     values = [uniform(3, 0, index) for index in range(2000)]
     assert 0 <= min(values) < 0.01 and 0.99 < max(values) < 1
+
+
+@pytest.mark.parametrize(("u", "token"), [(0.0, 0), (0.25, 1), (0.4999, 1), (0.5, 2), (1 - 2.0**-53, 3), (1.0, 3)])
+def test_a_number_on_an_edge_of_the_cumulative_picks_the_next_token(
+    monkeypatch: pytest.MonkeyPatch, u: float, token: int
+) -> None:
+    monkeypatch.setattr("kinetic_core.engine.sampler.uniform", lambda seed, choice, index: u)
+    options = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    assert choose(np.array([2.0, 2.0, 2.0, 2.0, -np.inf], np.float32), options, [0], []) == token
