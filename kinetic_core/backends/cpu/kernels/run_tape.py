@@ -1,8 +1,8 @@
 """The loop that runs a tape: every thread takes chunks of work by ticket until none is left.
 
-The chunks of all calls of a step are numbered through, call after call. A thread draws the next number, waits until
-every chunk of the earlier *phases* is done, runs its chunk and counts it as done. Nobody waits for a thread that has
-drawn nothing: one that the system has put aside, or that wakes late, delays no one.
+The chunks of all calls of a step are numbered through, call after call. A thread waits until every chunk of the phases
+before the next number's is done, draws the number, runs its chunk and counts it as done. Nobody waits for a thread that
+runs no chunk: one that the system has put aside while it waited, or that wakes late, delays no one.
 
 The synchronisation block (int64 words, each counter in its own cache line of 8 words):
 
@@ -28,6 +28,7 @@ from numba import njit
 from kinetic_core.backends.cpu.kernels import kernel
 from kinetic_core.backends.cpu.simd.machine import (
     atomic_add,
+    atomic_claim,
     atomic_exchange,
     atomic_load,
     atomic_store,
@@ -57,21 +58,24 @@ def _draw_and_run(args, thread):
     spins = load_i64(args + 40)
     profile = load_i64(args + 56)
     number = 0
+    spun = 0
     while True:
-        ticket = atomic_add(sync + 8 * NEXT, 1)
+        ticket = atomic_load(sync + 8 * NEXT)
         if ticket >= n_chunks:
             return
         while ticket >= load_i64(call + 40):
             call += 8 * CALL_WORDS
             number += 1
-        before = load_i64(call + 48)
-        spun = 0
-        while atomic_load(sync + 8 * DONE) < before:
+        if atomic_load(sync + 8 * DONE) < load_i64(call + 48):
             spun += 1
             if spun < spins:
                 pause()
             else:
                 call_yield(yield_function)
+            continue
+        if not atomic_claim(sync + 8 * NEXT, ticket):
+            continue
+        spun = 0
         grain = load_i64(call + 24)
         begin = (ticket - load_i64(call + 32)) * grain
         end = min(begin + grain, load_i64(call + 16))

@@ -38,6 +38,18 @@ def atomic_exchange(typingctx, address, value):
 
 
 @intrinsic
+def atomic_claim(typingctx, address, expected):
+    """Add 1 to the int64 at an 8-byte aligned address if it is `expected`; was it? Sequentially consistent."""
+
+    def codegen(context, builder, signature, args):
+        more = builder.add(args[1], ir.Constant(I64, 1))
+        result = builder.cmpxchg(pointer(builder, args[0], I64), args[1], more, "seq_cst")
+        return builder.extract_value(result, 1)
+
+    return types.boolean(types.int64, types.int64), codegen
+
+
+@intrinsic
 def atomic_load(typingctx, address):
     """The int64 at an 8-byte aligned address. Sequentially consistent."""
 
