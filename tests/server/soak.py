@@ -51,7 +51,7 @@ def make_requests(count: int, seed: int) -> list[Asked]:
         leaves = number % 3 == 0
         if leaves:  # from an answer that would go on for long
             body |= {"max_tokens": 900, "stop": None, "logit_bias": {"257": -100, "259": -100}}
-        requests.append(Asked(route, body, rng.uniform(0, 1) if leaves else None))
+        requests.append(Asked(route, body, rng.uniform(0, 0.5) if leaves else None))
     return requests
 
 
