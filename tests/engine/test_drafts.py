@@ -159,9 +159,13 @@ def test_drafts_end_where_the_answer_ends(make_engine: MakeEngine) -> None:
 
 def test_drafts_stay_inside_the_context(make_engine: MakeEngine) -> None:
     alphabet = tuple(b"abcdefghijklmnopqrstuvwxyz.")
-    engine = make_engine(drafter=Guesser(oracle_of({(10,): alphabet}, 8)), context_length=13, n_blocks=1)
+    gate = Gate()
+    gate.open()
+    drafter = Guesser(oracle_of({(10,): alphabet}, 8))
+    engine = make_engine(drafter=drafter, wrap=gate.wrap, context_length=13, n_blocks=1)
     completion = engine.submit(GenerationRequest((10,), SamplingOptions(temperature=0.0))).result()[0]
     assert (completion.token_ids, completion.finish_reason) == (alphabet[:12], "length")
+    assert max(int(batch.positions.max()) for batch in gate.batches) == 12
 
 
 def test_drafts_cross_blocks(make_engine: MakeEngine) -> None:
