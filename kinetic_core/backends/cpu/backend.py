@@ -43,8 +43,10 @@ class CpuExecutable(Executable):
         self._blocks = KVPool(program.kv_layers, options.n_blocks, options.kv_type)
         self._slots = SlotPool(program.states, options.n_slots)
         vocab = min((op.weight.shape[0] for op in program.ops if isinstance(op, ops.Embedding)), default=2**31)
-        self._step = StepArrays(program, options, vocab)
-        self._lowering = Lowering(program, self._weights, options, self._step, self._blocks, self._slots)
+        self._step = StepArrays(program, options, vocab, self._n_threads)
+        self._lowering = Lowering(
+            program, self._weights, options, self._step, self._blocks, self._slots, self._n_threads
+        )
         self._build(self._lowering.run())
         self._workers: WorkerPool | None = WorkerPool(self._n_threads)
         self._batch: RowBatch | None = None

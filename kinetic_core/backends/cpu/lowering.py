@@ -80,9 +80,10 @@ class Lowering:
         step: StepArrays,
         blocks: KVPool,
         slots: SlotPool,
+        n_threads: int,
     ) -> None:
         self._program, self._weights, self._options, self._step = program, weights, options, step
-        self._blocks, self._slots = blocks, slots
+        self._blocks, self._slots, self._n_threads = blocks, slots, n_threads
         self._result = Lowered()
         self._kept: list[npt.NDArray[Any]] = []
         self._slices: dict[int, tuple[Value, int]] = {}
@@ -358,7 +359,9 @@ class Lowering:
         spec = RopeSpec(op.rotary_dim, op.base, op.interleaved, factors)
         table = self.rope_tables.get(spec)
         if table is None:
-            table = self.rope_tables[spec] = RopeTable(spec, max(1, self._options.n_blocks) * BLOCK_TOKENS)
+            # Drafts may lie beyond the last block, by less than a step's rows.
+            max_positions = self._options.n_blocks * BLOCK_TOKENS + self._options.max_rows
+            table = self.rope_tables[spec] = RopeTable(spec, max_positions)
         heads = op.x.width // op.head_dim
         turned = (heads, op.head_dim, op.rotary_dim, int(op.interleaved), table.address, table.position_bytes)
         return (*self._at(op.x), *self._new(op.out), *turned, address_of(self._step.positions))
@@ -389,6 +392,10 @@ class Lowering:
         args += (address_of(step.tiles), Count.TILES, *cache, *aside)
         reads = [self._name(op.q), ("cache", layer.index)]
         self._call(f"attention_{options.kv_type}", args, {Count.TILES: heads}, reads, [self._name(op.out)], "attention")
+        if self._n_threads > 1:
+            args = (*self._at(op.out), op.heads, head_dim, address_of(step.merges))
+            name = self._name(op.out)
+            self._call("merge_attention", args, {Count.SPLIT_ROWS: op.heads}, [name], [name], "attention")
         # Accepted drafts: their rows as they lie aside, to the blocks that `row_blocks` then names.
         args = (aside[0], 4 * width, aside[1], 4 * width, heads, head_dim, *rows, *cache, *aside, 0)
         commit = KernelCall(

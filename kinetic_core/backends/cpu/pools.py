@@ -117,9 +117,14 @@ class RopeTable:
             self._frequencies = self._frequencies / np.frombuffer(spec.factors, np.float32).astype(np.float64)
 
     def ensure(self, n_positions: int) -> None:
-        """Fill in positions 0 … n_positions - 1 at least. Raises BackendError for angles beyond exact reduction."""
+        """Fill in positions 0 … n_positions - 1 at least.
+
+        Raises BackendError for more positions than the table holds, or angles beyond exact reduction.
+        """
         if n_positions <= self._n_filled:
             return
+        if n_positions > len(self._data):
+            raise BackendError(describe("a position beyond the cache", got=n_positions - 1, expected=len(self._data)))
         end = min(len(self._data), -(-n_positions // self._STEP) * self._STEP)
         angles = np.arange(self._n_filled, end, dtype=np.float64)[:, None] * self._frequencies
         if np.abs(angles).max() > MAX_ANGLE:

@@ -7,17 +7,27 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kinetic_core.backends.cpu.kernels.attention import TILE_WORDS
+from kinetic_core.backends.cpu.kernels.attention import (
+    ALL_CHUNKS,
+    MERGE_WORDS,
+    PART_HEADER,
+    TILE_WORDS,
+)
 from kinetic_core.backends.cpu.kernels.recurrent import SEQUENCE_WORDS
 from kinetic_core.backends.cpu.kernels.select import MAX_TOP_K
-from kinetic_core.backends.cpu.pools import address_of
+from kinetic_core.backends.cpu.pools import address_of, allocate
 from kinetic_core.errors import BackendError, describe
 from kinetic_core.interfaces.backend import LoadOptions
 from kinetic_core.interfaces.batch import BLOCK_TOKENS, RowBatch, SequenceRows
+from kinetic_core.program.ops import Attention
 from kinetic_core.program.program import Program
 
 TILE_ROWS = 4
 """Rows of an attention tile: they share the loads of keys and values."""
+LEAST_CHUNKS = 4
+"""A row with fewer chunks is not worth sharing among threads."""
+MAX_PARTS = 1024
+"""Parts of long rows in one step."""
 DRAFT, SKIPPED = -1, -2
 """In place of a row's KV block: the row is a draft, or is not stored."""
 
@@ -35,7 +45,7 @@ class StepArrays:
     kernels/attention.py and kernels/recurrent.py read them.
     """
 
-    def __init__(self, program: Program, options: LoadOptions, vocab: int) -> None:
+    def __init__(self, program: Program, options: LoadOptions, vocab: int, n_threads: int = 1) -> None:
         self._program, self._options, self._vocab = program, options, vocab
         self._uses_blocks, self._uses_slots = bool(program.kv_layers), bool(program.states)
         n = options.max_rows
@@ -45,15 +55,22 @@ class StepArrays:
         self.gathered = np.zeros(options.max_outputs, np.int64)
         self.top_k = np.zeros(options.max_outputs, np.int64)
         self.draft_rows = np.zeros(n, np.int64)
-        self.tiles = np.zeros((n, TILE_WORDS), np.int64)
+        self.tiles = np.zeros((n + MAX_PARTS, TILE_WORDS), np.int64)
+        self.merges = np.zeros((n, MERGE_WORDS), np.int64)
+        self._n_threads = n_threads
+        layers = program.kv_layers
+        self._fewest_heads = min((layer.kv_heads for layer in layers), default=1)
+        heads = [op.heads * (PART_HEADER + op.layer.head_dim) for op in program.ops if isinstance(op, Attention)]
+        self._part_bytes = 4 * max(heads, default=0)
+        self._parts = allocate(MAX_PARTS * self._part_bytes if n_threads > 1 else 0, np.uint8, "attention")
         self.sequences = np.zeros((n, SEQUENCE_WORDS), np.int64)
-        self.n_rows = self.n_outputs = self.n_tiles = self.n_sequences = self.n_drafts = 0
+        self.n_rows = self.n_outputs = self.n_tiles = self.n_sequences = self.n_drafts = self.n_split = 0
         self._kept: list[npt.NDArray[np.generic]] = []
 
     @property
     def counts(self) -> tuple[int, ...]:
         """The step's counts in the order of `tape.Count`."""
-        return (1, self.n_rows, self.n_outputs, self.n_tiles, self.n_sequences, self.n_drafts)
+        return (1, self.n_rows, self.n_outputs, self.n_tiles, self.n_sequences, self.n_drafts, self.n_split)
 
     def fill(self, batch: RowBatch) -> None:
         """Check the batch and fill in the arrays. Raises BackendError for a batch that breaks the contract."""
@@ -65,6 +82,9 @@ class StepArrays:
         self._kept.clear()
         for number, sequence in enumerate(batch.sequences):
             self._fill_sequence(number, sequence)
+        self.n_split = 0
+        if self._uses_blocks and self._n_threads > 1 and self.n_tiles * self._fewest_heads < 4 * self._n_threads:
+            self._split_long_rows(int(batch.positions.max()))
         self.n_sequences = len(batch.sequences)
         self.n_outputs = len(batch.heads)
         for output, head in enumerate(batch.heads):
@@ -88,7 +108,18 @@ class StepArrays:
                 self.row_blocks[first : first + n] = table[self.positions[first : first + n] // BLOCK_TOKENS]
             for offset in range(0, n, TILE_ROWS):
                 rows = min(TILE_ROWS, n - offset)
-                self.tiles[self.n_tiles] = (first + offset, rows, sequence.start + offset, at, 0, 0, 0, 0)
+                self.tiles[self.n_tiles] = (
+                    first + offset,
+                    rows,
+                    sequence.start + offset,
+                    at,
+                    0,
+                    0,
+                    0,
+                    0,
+                    ALL_CHUNKS,
+                    0,
+                )
                 self.n_tiles += 1
         parents = 0
         if sequence.draft_parents:
@@ -112,8 +143,32 @@ class StepArrays:
                 self.row_blocks[row] = DRAFT
                 where = self._keep(np.array(path, np.int64))
                 position = int(self.positions[row])
-                self.tiles[self.n_tiles] = (row, 1, position, table, sequence.start + n, where, len(path), 0)
+                draft = (sequence.start + n, where, len(path))
+                self.tiles[self.n_tiles] = (row, 1, position, table, *draft, 0, ALL_CHUNKS, 0)
                 self.n_tiles += 1
+
+    def _split_long_rows(self, last_position: int) -> None:
+        """Turn tiles of one row that see many chunks into parts of one chunk each."""
+        if last_position // BLOCK_TOKENS + 1 < LEAST_CHUNKS:
+            return
+        tiles = self.tiles[: self.n_tiles].copy()
+        self.n_tiles = n_parts = 0
+        base = address_of(self._parts)
+        for tile in tiles:
+            n_chunks = int(tile[2]) // BLOCK_TOKENS + 1
+            if tile[1] != 1 or n_chunks < LEAST_CHUNKS or n_parts + n_chunks > MAX_PARTS:
+                self.tiles[self.n_tiles] = tile
+                self.n_tiles += 1
+                continue
+            first = base + n_parts * self._part_bytes
+            self.merges[self.n_split] = (tile[0], n_chunks, first, self._part_bytes)
+            self.n_split += 1
+            parts = self.tiles[self.n_tiles : self.n_tiles + n_chunks]
+            chunks = np.arange(n_chunks)
+            parts[:] = tile
+            parts[:, 7], parts[:, 8], parts[:, 9] = chunks, chunks + 1, first + chunks * self._part_bytes
+            self.n_tiles += n_chunks
+            n_parts += n_chunks
 
     # the contract
 

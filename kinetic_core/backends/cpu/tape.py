@@ -32,6 +32,8 @@ class Count(IntEnum):
     """Sequences."""
     DRAFTS = 5
     """Draft rows."""
+    SPLIT_ROWS = 6
+    """Long rows whose chunks are shared by several threads."""
 
 
 N_COUNTS = len(Count)

@@ -39,7 +39,8 @@ def run(cache: Cache, q: np.ndarray, start: int, window: int = 0, tile_rows: int
     group = q.shape[1] // (kv_heads * head_dim)
     table = cache.table.ctypes.data
     tiles = np.array(
-        [(r, min(tile_rows, rows - r), start + r, table, 0, 0, 0, 0) for r in range(0, rows, tile_rows)], np.int64
+        [(r, min(tile_rows, rows - r), start + r, table, 0, 0, 0, 0, 1 << 40, 0) for r in range(0, rows, tile_rows)],
+        np.int64,
     )
     args = np.array(
         [

@@ -207,3 +207,21 @@ def test_a_step_may_want_no_output(hybrid):
     fresh(hybrid)
     hybrid.run(make_batch(Part(TOKENS[:20]), heads=[]))
     assert same_bits(step(hybrid, Part(TOKENS[20:30], 20))[0], whole[20:])
+
+
+@pytest.mark.parametrize("n_threads", [2, 4])
+def test_threads_that_share_a_long_row(load, n_threads: int):
+    """A row of many chunks is cut among threads: committed and draft rows, a window, against one thread."""
+    program, source = hybrid_program("attention")
+    tokens = tokens_of(1300, 3)
+    sizes = [400, 400, 400, 95, 1]
+    one, many = (load(program, source, n_threads=n, kv_type="f16") for n in (1, n_threads))
+    where = {"table": (5, 0, 3, 1, 2, 4)}
+    assert same_bits(prompt(one, tokens, sizes, **where), prompt(many, tokens, sizes, **where))
+    assert many._step.n_split == 1
+    part = Part((9,), 1300, where["table"], drafts=((5, 0), (6, 1)))
+    expected = step(one, part)[0]
+    batch = make_batch(part)
+    many.run(batch)
+    assert many._step.n_split == 3
+    assert same_bits(np.array([many.logits(row) for row in range(3)]), expected)

@@ -59,4 +59,3 @@ def test_another_lowering_has_the_same_bits(lowering: str, own: list[str]):
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.split() == own
-

@@ -39,7 +39,7 @@ def make_tape(calls, n_threads: int, phases=None) -> Tape:
 
 
 def counts(n_rows: int) -> list[int]:
-    return [1, n_rows, 0, 0, 0, 0]
+    return [1, n_rows, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("pool", [1, 2, 5], indirect=True)
@@ -76,7 +76,7 @@ def test_phases():
 def test_argument_blocks():
     inner = Block((7, Count.OUTPUTS))
     tape = make_tape([KernelCall("gather_rows", (1, 0.5, Count.ROWS, inner), {}, frozenset(), frozenset())], 1)
-    tape.prepare([1, 30, 40, 0, 0, 0])
+    tape.prepare([1, 30, 40, 0, 0, 0, 0])
     words = tape._words
     assert words[:3].tolist() == [1, float_bits(0.5), 30]
     assert words[3] == words.ctypes.data + 8 * 4

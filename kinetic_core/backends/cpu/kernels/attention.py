@@ -17,9 +17,15 @@ head: item // tiles is the head.
     11 address of the layer in block 0, 12 bytes per block
     13 f32[rows, kv_heads, head_dim] with drafts' keys, 14 with their values
 
-A tile record is 8 words: first row, rows, position of the first row, address of the i32 block table, and for a draft
+A tile record is 10 words: first row, rows, position of the first row, address of the i32 block table, and for a draft
 (a tile of one row): positions that the blocks hold, address of the i64 rows of its path after those (itself last), and
-their number; the number is 0 for committed rows.
+their number; the number is 0 for committed rows. Then for a part of a tile of one row: first chunk, end chunk, and
+where the part's result goes (else 0, a large number and 0): per query head 16 + head_dim f32: largest score, sum of
+exponentials (negative: the part sees nothing), and from 16 on the weighted values.
+
+Arguments of `merge_attention`, which combines the parts of long rows in ascending order, so that many threads may
+share one row's chunks: 0 out, 1 stride, 2 query heads, 3 head_dim, 4 records: row, parts, address of the first part's
+result, bytes from part to part. An item is a record and a query head: item // heads is the record.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ from kinetic_core.backends.cpu.kernels.mathfun import exp, exp_scalar
 from kinetic_core.backends.cpu.simd import (
     add,
     and_,
+    copy_bytes,
     div,
     fma,
     ge,
@@ -68,7 +75,10 @@ from kinetic_core.backends.cpu.simd.attention import (
 )
 from kinetic_core.backends.cpu.simd.machine import opaque
 
-TILE_WORDS = 8
+TILE_WORDS = 10
+MERGE_WORDS = 4
+PART_HEADER = 16
+ALL_CHUNKS = 1 << 40
 CHUNK = 256
 MAX_HEAD_DIM = 256
 GROUP_VECTORS = 4
@@ -296,7 +306,9 @@ def _attend(cache, args, record, kv_head, count, scratch):
     draft_values = load_i64(args + 112) + 4 * head_dim * kv_head
     least, most = load_i64(scratch + _LOW), load_i64(scratch + 8 * (count - 1) + _HIGH)
     held = load_i64(record + 32) if load_i64(record + 48) > 0 else most
-    for chunk in range(least // CHUNK, (most + CHUNK - 1) // CHUNK):
+    first_chunk = max(least // CHUNK, load_i64(record + 56))
+    end_chunk = min((most + CHUNK - 1) // CHUNK, load_i64(record + 64))
+    for chunk in range(first_chunk, end_chunk):
         base = chunk * CHUNK
         end = min(base + CHUNK, held)
         keys = layer
@@ -319,11 +331,30 @@ def _attend(cache, args, record, kv_head, count, scratch):
                 weights, out = scratch + _SCORES + _SCORE_BYTES * k + shift, scratch + _CHUNK_OUT + _OUT_BYTES * k
                 _weigh_drafts(weights, draft_values, row_bytes, path, n_drafts, head_dim, out)
         _combine(scratch, count, head_dim, base)
+
+
+@njit(error_model="numpy")
+def _finish(state, out, target, head_dim):
+    """target = out / sum of exponentials."""
+    total = splat_f32(load_f32(state + 4))
+    for at in range(0, head_dim, 16):
+        store_vf(target + 4 * at, div(load_vf(out + 4 * at), total))
+
+
+@njit(error_model="numpy")
+def _put_out(args, record, kv_head, first_vector, count, scratch):
+    """Results of up to four vectors: finished rows, or what a part saw."""
+    group, head_dim = load_i64(args + 40), load_i64(args + 48)
+    part = load_i64(record + 72)
     for k in range(count):
-        total = splat_f32(load_f32(scratch + 8 * k + _STATE + 4))
-        target, out = load_i64(scratch + 8 * k + _TARGET), scratch + _OUT + _OUT_BYTES * k
-        for at in range(0, head_dim, 16):
-            store_vf(target + 4 * at, div(load_vf(out + 4 * at), total))
+        state, out = scratch + 8 * k + _STATE, scratch + _OUT + _OUT_BYTES * k
+        if part == 0:
+            _finish(state, out, load_i64(scratch + 8 * k + _TARGET), head_dim)
+        else:
+            target = part + 4 * (PART_HEADER + head_dim) * (kv_head * group + first_vector + k)
+            store_f32(target, load_f32(state))
+            store_f32(target + 4, load_f32(state + 4))
+            copy_bytes(target + 4 * PART_HEADER, out, 4 * head_dim)
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -339,6 +370,7 @@ def _attention(cache, args, begin, end):
             count = min(GROUP_VECTORS, n_vectors - vector)
             _begin(args, record, kv_head, vector, count, scratch)
             _attend(cache, args, record, kv_head, count, scratch)
+            _put_out(args, record, kv_head, vector, count, scratch)
             vector += count
 
 
@@ -352,3 +384,23 @@ def attention_f16(args, begin, end):
 def attention_f32(args, begin, end):
     """Attention over float32 keys and values."""
     _attention(fixed(F32_CACHE), args, begin, end)
+
+
+@kernel("merge_attention")
+def merge_attention(args, begin, end):
+    """Rows from their parts: the sequence of `_merge` that one thread would have gone through."""
+    heads, head_dim, records = load_i64(args + 16), load_i64(args + 24), load_i64(args + 32)
+    state, out = opaque(stack_bytes(64)), opaque(stack_bytes(_OUT_BYTES))
+    for item in range(begin, end):
+        number = item // heads
+        head = item - number * heads
+        record = records + 8 * MERGE_WORDS * number
+        part = load_i64(record + 16) + 4 * (PART_HEADER + head_dim) * head
+        store_f32(state + 4, np.float32(-1.0))
+        for _ in range(load_i64(record + 8)):
+            total = load_f32(part + 4)
+            if total >= np.float32(0.0) or total != total:
+                _merge(head_dim, state, load_f32(part), total, part + 4 * PART_HEADER, out)
+            part += load_i64(record + 24)
+        target = load_i64(args) + load_i64(record) * load_i64(args + 8) + 4 * head_dim * head
+        _finish(state, out, target, head_dim)
