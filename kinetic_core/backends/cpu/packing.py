@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from numba import njit
 from kinetic_core.backends.cpu.simd import load_i8, load_i16, load_i32, store_i8, store_i16, store_i32, zero_bytes
 from kinetic_core.errors import TensorError, UnsupportedModelError, describe
 from kinetic_core.gguf.blocks import BLOCK_FORMATS, GGMLType
+
+_zero_bytes: Any = zero_bytes  # an intrinsic: type checkers see its compile-time signature
 
 #: Output rows that are interleaved.
 GROUP = 16
@@ -142,7 +145,7 @@ def _units(type_: GGMLType) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
 
 
 @njit(nogil=True, cache=True)
-def _copy_units(origin, to, units, row_bytes, n_rows):
+def _copy_units(origin: Any, to: Any, units: Any, row_bytes: Any, n_rows: Any) -> Any:
     """Copy one group block's units side by side; rows from `n_rows` on are zeros. Returns the address after them."""
     for k in range(units.shape[0]):
         size, row, offset = units[k, 0], units[k, 1], units[k, 2]
@@ -158,7 +161,18 @@ def _copy_units(origin, to, units, row_bytes, n_rows):
 
 
 @njit(nogil=True, cache=True)
-def _pack_groups(source, target, main, tail, begin, end, n_out, n_blocks, block_bytes, stride):
+def _pack_groups(
+    source: Any,
+    target: Any,
+    main: Any,
+    tail: Any,
+    begin: Any,
+    end: Any,
+    n_out: Any,
+    n_blocks: Any,
+    block_bytes: Any,
+    stride: Any,
+) -> None:
     row_bytes = n_blocks * block_bytes
     for group in range(begin, end):
         n_rows = min(GROUP, n_out - group * GROUP)
@@ -168,7 +182,7 @@ def _pack_groups(source, target, main, tail, begin, end, n_out, n_blocks, block_
             to = _copy_units(origin + block * block_bytes, to, main, row_bytes, n_rows)
         for block in range(n_blocks):
             to = _copy_units(origin + block * block_bytes, to, tail, row_bytes, n_rows)
-        zero_bytes(to, target + (group + 1) * stride - to)
+        _zero_bytes(to, target + (group + 1) * stride - to)
 
 
 def pack(

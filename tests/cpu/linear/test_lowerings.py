@@ -51,6 +51,25 @@ def test_the_generic_lowering_with_the_hosts_features() -> None:
     assert digests({"KINETIC_SIMD": "generic"}) == digests(HIDDEN)
 
 
+@pytest.mark.parametrize("variables", [HIDDEN, {"KINETIC_SIMD": "generic"}, {"KINETIC_SIMD": "avx2"}])
+def test_the_vocabulary_holds_in_other_lowerings(variables: dict[str, str]) -> None:
+    if not LOWERINGS.get(variables.get("KINETIC_SIMD", ""), frozenset()) <= cpu_features():
+        pytest.skip("this CPU cannot run the lowering")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(Path(__file__).parent / "test_simd.py"),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(variables), capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def import_lowering(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     code = "from kinetic_core.backends.cpu.simd.lowering import LOWERING; print(LOWERING)"
     return subprocess.run(

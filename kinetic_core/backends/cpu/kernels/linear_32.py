@@ -24,6 +24,7 @@ from kinetic_core.backends.cpu.simd import (
     load_wf_half_e8m0,
     load_wi,
     parts_zero,
+    prefetch_weights,
     rows_fma,
     rows_fma_scaled,
     rows_store,
@@ -57,6 +58,7 @@ def _q4_1_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid
         parts = dot_nibbles_joined(parts_zero(rows), w + 64, x, ROW, 4, 16)
         acc = rows_fma_scaled(acc, d, x + SCALE_32_AT, ROW, rows_to_f32(totals_add(rows_zero_i32(rows), parts)))
         acc = rows_fma(acc, m, x + SCALED_SUM_AT, ROW)
+        prefetch_weights(w, Q4_1_MAIN)
         w += Q4_1_MAIN
         halves += Q4_1_MAIN
         x += TILE_32_BYTES
@@ -85,6 +87,7 @@ def _q8_0_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid
         d = load_wf_f16(tail)
         totals = dot_signed_bytes(signed_start(rows, x + BIAS_128_AT, ROW), w, x, ROW, 8)
         acc = rows_fma_scaled(acc, d, x + SCALE_32_AT, ROW, rows_to_f32(totals))
+        prefetch_weights(w, Q8_0_MAIN)
         w += Q8_0_MAIN
         tail += 32
         x += TILE_32_BYTES
@@ -116,6 +119,7 @@ def _q4_0_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid
         parts = dot_nibbles_joined(parts_zero(rows), w, x, ROW, 4, 16)
         totals = totals_add(totals_load(rows, x + BIAS_8_AT, ROW), parts)
         acc = rows_fma_scaled(acc, load_wf_f16(tail), x + SCALE_32_AT, ROW, rows_to_f32(totals))
+        prefetch_weights(w, Q4_0_MAIN)
         w += Q4_0_MAIN
         tail += 32
         x += TILE_32_BYTES
@@ -154,6 +158,7 @@ def _q5_0_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid
         totals = totals_load(rows, x + BIAS_16_AT, ROW)
         totals = _five_bit_totals(rows, totals, load_wi(w), w + 64, x)
         acc = rows_fma_scaled(acc, load_wf_f16(tail), x + SCALE_32_AT, ROW, rows_to_f32(totals))
+        prefetch_weights(w, Q5_0_MAIN)
         w += Q5_0_MAIN
         tail += 32
         x += TILE_32_BYTES
@@ -182,6 +187,7 @@ def _q5_1_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid
         totals = _five_bit_totals(rows, rows_zero_i32(rows), load_wi(w + 64), w + 128, x)
         acc = rows_fma_scaled(acc, d, x + SCALE_32_AT, ROW, rows_to_f32(totals))
         acc = rows_fma(acc, m, x + SCALED_SUM_AT, ROW)
+        prefetch_weights(w, Q5_1_MAIN)
         w += Q5_1_MAIN
         halves += Q5_1_MAIN
         x += TILE_32_BYTES
@@ -209,6 +215,7 @@ def _iq4_nl_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_val
     for _ in range(n_blocks):
         totals = dot_codebook(signed_start(rows, x + BIAS_128_AT, ROW), w, x, ROW, 0)
         acc = rows_fma_scaled(acc, load_wf_f16(tail), x + SCALE_32_AT, ROW, rows_to_f32(totals))
+        prefetch_weights(w, IQ4_NL_MAIN)
         w += IQ4_NL_MAIN
         tail += 32
         x += TILE_32_BYTES
@@ -239,6 +246,7 @@ def _mxfp4_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_vali
     for _ in range(n_blocks):
         totals = dot_codebook(signed_start(rows, x + BIAS_128_AT, ROW), w, x, ROW, 1)
         acc = rows_fma_scaled(acc, load_wf_half_e8m0(tail), x + SCALE_32_AT, ROW, rows_to_f32(totals))
+        prefetch_weights(w, MXFP4_MAIN)
         w += MXFP4_MAIN
         tail += 16
         x += TILE_32_BYTES

@@ -28,6 +28,7 @@ from kinetic_core.backends.cpu.simd import (
     or_,
     parts_start,
     parts_zero,
+    prefetch_weights,
     rows_fma_scaled,
     rows_madd,
     rows_store,
@@ -106,6 +107,7 @@ def _q4_k_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid
         totals = _add_minimums(rows_zero_i32(rows), low_minimums, x + SUMS_32_AT)
         totals = _add_minimums(totals, high_minimums, x + SUMS_32_AT + 8)
         acc = rows_fma_scaled(acc, negative_dmin, x + SCALE_256_AT, ROW, rows_to_f32(totals))
+        prefetch_weights(w, Q4_K_MAIN)
         w += Q4_K_MAIN
         halves += Q4_K_MAIN
         x += TILE_256_BYTES
@@ -184,6 +186,7 @@ def _q6_k_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid
             )
             acc = _q6_k_stream(rows, acc, d, s0, s1, p0, low, high, y + 64, sub + 4, x, static(2))
             acc = _q6_k_stream(rows, acc, d, s2, s3, p1, low, high, y + 96, sub + 6, x, static(3))
+        prefetch_weights(w, Q6_K_MAIN)
         w += Q6_K_MAIN
         tail += 32
         x += TILE_256_BYTES
@@ -243,6 +246,7 @@ def _q5_k_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid
         totals = _add_minimums(rows_zero_i32(rows), low_minimums, x + SUMS_32_AT)
         totals = _add_minimums(totals, high_minimums, x + SUMS_32_AT + 8)
         acc = rows_fma_scaled(acc, negative_dmin, x + SCALE_256_AT, ROW, rows_to_f32(totals))
+        prefetch_weights(w, Q5_K_MAIN)
         w += Q5_K_MAIN
         halves += Q5_K_MAIN
         x += TILE_256_BYTES

@@ -26,6 +26,7 @@ from kinetic_core.backends.cpu.simd import (
     neg,
     or_,
     parts_zero,
+    prefetch_weights,
     rows_fma_scaled,
     rows_madd,
     rows_store,
@@ -93,6 +94,7 @@ def _q2_k_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid
                 totals = rows_madd(totals, as_pairs(and_(shr(words, 12), minimums)), s + 4, ROW)
         acc = rows_fma_scaled(acc, load_wf_f16(halves), x + SCALE_256_AT, ROW, sums_to_f32(sums))
         acc = rows_fma_scaled(acc, neg(load_wf_f16(halves + 32)), x + SCALE_256_AT, ROW, rows_to_f32(totals))
+        prefetch_weights(w, Q2_K_MAIN)
         w += Q2_K_MAIN
         halves += Q2_K_MAIN
         x += TILE_256_BYTES
@@ -185,6 +187,7 @@ def _q3_k_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid
         totals = _q3_k_offsets(totals, d, x + SUMS_16_AT + 24)
         value = rows_sub(sums_to_f32(sums), rows_to_f32(totals))
         acc = rows_fma_scaled(acc, load_wf_f16(tail), x + SCALE_256_AT, ROW, value)
+        prefetch_weights(w, Q3_K_MAIN)
         w += Q3_K_MAIN
         tail += 32
         x += TILE_256_BYTES
@@ -220,6 +223,7 @@ def _iq4_xs_tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_val
             totals = signed_start_pairs(rows, x + SUMS_16_AT + 4 * block, ROW)
             totals = dot_codebook(totals, w + 128 + 256 * block, x + 32 * block, ROW, 0)
             acc = rows_fma_scaled(acc, scale, x + SCALE_256_AT, ROW, rows_to_f32(totals))
+        prefetch_weights(w, IQ4_XS_MAIN)
         w += IQ4_XS_MAIN
         halves += IQ4_XS_MAIN
         x += TILE_256_BYTES

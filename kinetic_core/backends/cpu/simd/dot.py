@@ -221,7 +221,7 @@ parts_zero = _zero(PART, "Parts of 0.")
 sums_zero = _zero(SUM, "Sums of 0.")
 
 
-def rows_operation(vec_in, vec_out, step, doc, n_vectors=0, vector=None, addressed=True, kind_of=None):
+def rows_operation(vec_in, vec_out, step, doc, n_vectors=0, vector=None, addressed=True):
     """An intrinsic `f(rows, vectors…, [x, x_stride])`: each row's vector becomes `step(builder, v, vs, address)`."""
     extra = [vector] * n_vectors + ([types.int64, types.int64] if addressed else [])
 
@@ -245,24 +245,20 @@ def rows_operation(vec_in, vec_out, step, doc, n_vectors=0, vector=None, address
 
         return Rows(vec_out, rows.count)(rows, *extra), codegen
 
-    # numba counts an intrinsic's parameters, so each arity is written out.
-    if len(extra) == 0:
+    # numba matches arguments by position, so each number of them is written out.
+    def none(typingctx, rows):
+        return build(rows)
 
-        def operation(typingctx, rows):
-            return build(rows)
-    elif len(extra) == 1:
+    def one(typingctx, rows, a):
+        return build(rows)
 
-        def operation(typingctx, rows, a):
-            return build(rows)
-    elif len(extra) == 2:
+    def two(typingctx, rows, a, b):
+        return build(rows)
 
-        def operation(typingctx, rows, a, b):
-            return build(rows)
-    else:
+    def three(typingctx, rows, a, b, c):
+        return build(rows)
 
-        def operation(typingctx, rows, a, b, c):
-            return build(rows)
-
+    operation = (none, one, two, three)[len(extra)]
     operation.__doc__ = doc
     return intrinsic(operation)
 

@@ -9,11 +9,14 @@ features then hold and are unknown here: `auto` takes the generic lowering, and 
 from __future__ import annotations
 
 import os
+from typing import Any
 
-from numba.core import config
+from numba.core import config as numba_config
 from numba.core.codegen import get_host_cpu_features
 
 from kinetic_core.errors import BackendError, describe
+
+config: Any = numba_config  # its attributes are set at run time
 
 #: Every lowering, the widest first, with the CPU features (LLVM's names) that it needs.
 LOWERINGS: dict[str, frozenset[str]] = {

@@ -8,7 +8,7 @@ A step is one vector of weight bytes: four inputs of LANES outputs. Consecutive 
 from __future__ import annotations
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from kinetic_core.backends.cpu.simd.dot import (
@@ -26,7 +26,7 @@ from kinetic_core.backends.cpu.simd.dot import (
     row_address,
     unpack_rows,
 )
-from kinetic_core.backends.cpu.simd.types import I64, WB, WI, WS, Rows, lane_constant, pointer
+from kinetic_core.backends.cpu.simd.types import I8, I32, I64, WB, WI, WS, Rows, lane_constant, pointer
 
 __all__ = [
     "CODEBOOKS",
@@ -39,6 +39,7 @@ __all__ = [
     "dot_q6_k",
     "dot_signed_bytes",
     "dot_with_plane",
+    "prefetch_weights",
     "signed_start",
     "signed_start_pairs",
 ]
@@ -80,6 +81,31 @@ def _literal(*values):
 
 def _is_parts(kind):
     return isinstance(kind, Rows) and kind.vec == PART
+
+
+#: How far ahead of their use packed weights are asked for, in bytes: the best of 2048 to 8192 when measured.
+PREFETCH_AHEAD = 6144
+
+
+@intrinsic(prefer_literal=True)
+def prefetch_weights(typingctx, weights, n_bytes):
+    """Ask for `n_bytes` (a literal) of packed weights, `PREFETCH_AHEAD` beyond an address. Any address is safe.
+
+    With few rows a kernel waits for memory, and the hardware alone does not keep enough requests under way: reading
+    reached three quarters of the bandwidth without this. With many rows it costs little.
+    """
+    if not _literal(n_bytes):
+        return None
+
+    def codegen(context, builder, signature, args):
+        for line in range(0, n_bytes.literal_value, 64):
+            at = pointer(builder, builder.add(args[0], ir.Constant(I64, PREFETCH_AHEAD + line)), I8)
+            kind = ir.FunctionType(ir.VoidType(), [at.type, I32, I32, I32])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            builder.call(function, [at, *(ir.Constant(I32, k) for k in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, n_bytes), codegen
 
 
 @intrinsic(prefer_literal=True)
