@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_AHEAD_BYTES = 64 << 20
+"""Bytes of the file that may wait to be packed, their pages not yet given back."""
 _SLICE_BYTES = 4 << 20
 """Bytes of the file that one packing task takes: enough work for a thread, and little memory beside the result."""
 
@@ -73,6 +76,7 @@ class Weights:
                 if progress is not None:
                     progress("packing weights", min(1.0, done / max(total, 1)))
 
+        self._waiting: deque[tuple[str, int, list[Future[None]]]] = deque()
         with ThreadPoolExecutor(n_threads, "pack") as pool:
             for weight, info in zip(program.weights, infos, strict=True):
                 if weight.name not in matrix_names:
@@ -81,6 +85,7 @@ class Weights:
                     count(info.n_bytes)
                 else:
                     self._load_matrix(source, weight, info.type, info.n_bytes, pool, count)
+            self._finish_packing(source, 0)
 
     def vector(self, weight: Weight) -> npt.NDArray[np.float32]:
         """A weight that is no matrix, as f32 in the shape that the program names."""
@@ -105,15 +110,21 @@ class Weights:
             self._notice(weight, file_type, type_, file_bytes, converted.nbytes)
             raw = converted
         step = max(GROUP, _SLICE_BYTES // row_bytes // GROUP * GROUP)
-        waiting: list[Future[None]] = []
+        tasks: list[Future[None]] = []
         for first in range(0, n_out, step):
             rows = min(step, n_out - first)
-            waiting.append(pool.submit(_pack_slice, type_, raw, n_out, n_in, target, first, rows, row_bytes, count))
-        for future in waiting:
-            future.result()
-        del raw
-        source.release(weight.name)
+            tasks.append(pool.submit(_pack_slice, type_, raw, n_out, n_in, target, first, rows, row_bytes, count))
+        self._waiting.append((weight.name, file_bytes, tasks))
+        self._finish_packing(source, _AHEAD_BYTES)
         self.matrices[weight.name] = Matrix(weight.name, type_, file_type, n_out, n_in, target, file_bytes)
+
+    def _finish_packing(self, source: TensorSource, ahead_bytes: int) -> None:
+        """Wait for the oldest matrices until at most `ahead_bytes` of the file are left to pack."""
+        while self._waiting and sum(n_bytes for _, n_bytes, _ in self._waiting) > ahead_bytes:
+            name, _, tasks = self._waiting.popleft()
+            for task in tasks:
+                task.result()
+            source.release(name)
 
     def _notice(self, weight: Weight, file_type: GGMLType, type_: GGMLType, before: int, after: int) -> None:
         text = (
