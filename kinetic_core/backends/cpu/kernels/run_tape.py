@@ -6,14 +6,15 @@ runs no chunk: one that the system has put aside while it waited, or that wakes 
 
 The synchronisation block (int64 words, each counter in its own cache line of 8 words):
 
-    NEXT     the next ticket
+    STATE    the step's number times 2^32, plus the next ticket, or CLOSED between steps
     DONE     chunks that are done
-    EPOCH    the step's number times two, plus one while the step is open
-    ACTIVE   workers inside the open step
     STOP     1: workers leave for good
     ASLEEP   one line per worker: 1 while it sleeps (or is about to) and has to be woken
 
-The arguments of `run_step`, `open_step`, `close_step` and `work`: SYNC address, CALLS address, N_CALLS, N_CHUNKS,
+A worker that is late may still look at a step that has ended, even while the next one is prepared. It cannot draw a
+ticket of it: a ticket is claimed by replacing the whole STATE that was read before the tape was.
+
+The arguments of `open_step`, `run_step` and `work`: SYNC address, CALLS address, N_CALLS, N_CHUNKS,
 YIELD (address of the system's yield function), SPINS (pauses before yielding), LINGER (yields before a worker sleeps),
 PROFILE (address of int64[threads, calls] of clock ticks, or 0).
 
@@ -44,12 +45,14 @@ from kinetic_core.backends.cpu.simd.memory import load_i64, store_i64
 
 CALL_WORDS = 8
 LINE = 8
-NEXT, DONE, EPOCH, ACTIVE, STOP, ASLEEP = 0, LINE, 2 * LINE, 3 * LINE, 4 * LINE, 5 * LINE
+STATE, DONE, STOP, ASLEEP = 0, LINE, 2 * LINE, 3 * LINE
+_TICKETS = 1 << 32
+_CLOSED = _TICKETS - 1
 
 
 @njit
-def _draw_and_run(args, thread):
-    """Run chunks until no ticket is left."""
+def _draw_and_run(args, thread, step):
+    """Run chunks of a step until none is left."""
     sync = load_i64(args)
     call = load_i64(args + 8)
     n_calls = load_i64(args + 16)
@@ -60,10 +63,11 @@ def _draw_and_run(args, thread):
     number = 0
     spun = 0
     while True:
-        ticket = atomic_load(sync + 8 * NEXT)
-        if ticket >= n_chunks:
+        state = atomic_load(sync + 8 * STATE)
+        ticket = state % _TICKETS
+        if state // _TICKETS != step or ticket >= n_chunks:
             return
-        while ticket >= load_i64(call + 40):
+        while ticket >= load_i64(call + 40) and number < n_calls - 1:
             call += 8 * CALL_WORDS
             number += 1
         if atomic_load(sync + 8 * DONE) < load_i64(call + 48):
@@ -73,7 +77,7 @@ def _draw_and_run(args, thread):
             else:
                 call_yield(yield_function)
             continue
-        if not atomic_claim(sync + 8 * NEXT, ticket):
+        if not atomic_claim(sync + 8 * STATE, state):
             continue
         spun = 0
         grain = load_i64(call + 24)
@@ -93,9 +97,9 @@ def _draw_and_run(args, thread):
 def open_step(args, begin, end):
     """Let workers in: those that linger start at once. Workers 1 … end - 1 that sleep are marked 2: wake them."""
     sync = load_i64(args)
-    atomic_store(sync + 8 * NEXT, 0)
+    step = atomic_load(sync + 8 * STATE) // _TICKETS + 1
     atomic_store(sync + 8 * DONE, 0)
-    atomic_add(sync + 8 * EPOCH, 1)
+    atomic_store(sync + 8 * STATE, step * _TICKETS)
     for worker in range(1, end):
         flag = sync + 8 * (ASLEEP + LINE * worker)
         if atomic_exchange(flag, 0) == 1:
@@ -104,11 +108,12 @@ def open_step(args, begin, end):
 
 @kernel("run_step")
 def run_step(args, begin, end):
-    """The caller's share of an open step; returns when every chunk is done and every worker has left."""
+    """The caller's share of an open step; returns when every chunk is done."""
     sync = load_i64(args)
     mode = float_mode()
     set_exact_float_mode()
-    _draw_and_run(args, 0)
+    step = atomic_load(sync + 8 * STATE) // _TICKETS
+    _draw_and_run(args, 0, step)
     set_float_mode(mode)
     spun = 0
     n_chunks = load_i64(args + 24)
@@ -118,9 +123,7 @@ def run_step(args, begin, end):
             pause()
         else:
             call_yield(load_i64(args + 32))
-    atomic_add(sync + 8 * EPOCH, 1)
-    while atomic_load(sync + 8 * ACTIVE) > 0:
-        call_yield(load_i64(args + 32))
+    atomic_store(sync + 8 * STATE, step * _TICKETS + _CLOSED)
 
 
 @kernel("work")
@@ -137,13 +140,11 @@ def work(args, worker, end):
     set_exact_float_mode()
     atomic_store(flag, 0)
     while atomic_load(sync + 8 * STOP) == 0:
-        epoch = atomic_load(sync + 8 * EPOCH)
-        if epoch & 1 and epoch != seen:
-            atomic_add(sync + 8 * ACTIVE, 1)
-            if atomic_load(sync + 8 * EPOCH) == epoch:
-                _draw_and_run(args, worker)
-            atomic_add(sync + 8 * ACTIVE, -1)
-            seen = epoch
+        state = atomic_load(sync + 8 * STATE)
+        step = state // _TICKETS
+        if step != seen and state % _TICKETS != _CLOSED:
+            _draw_and_run(args, worker, step)
+            seen = step
             idle = 0
         elif idle < load_i64(args + 48):
             idle += 1
@@ -152,8 +153,8 @@ def work(args, worker, end):
             call_yield(load_i64(args + 32))
         else:
             atomic_store(flag, 1)
-            epoch = atomic_load(sync + 8 * EPOCH)
-            if not (epoch & 1 and epoch != seen):
+            state = atomic_load(sync + 8 * STATE)
+            if state // _TICKETS == seen or state % _TICKETS == _CLOSED:
                 break
             # A step opened meanwhile and may have missed the mark: take it back. If the mark was seen all the same,
             # the semaphore's extra count costs one idle turn later.
