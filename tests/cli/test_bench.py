@@ -35,12 +35,6 @@ def tiny() -> Iterator[Model]:
         yield model
 
 
-@pytest.fixture(scope="module")
-def llama() -> Iterator[Model]:
-    with kinetic_core.load(DATA / "llama-f32.gguf", backend="reference") as model:
-        yield model
-
-
 def test_the_json_has_every_key(kinetic: Any) -> None:
     words = ("--backend", "reference", "--prompt", "8", "--predict", "4", "--runs", "1", "--streams", "2", "--json")
     result = json.loads(kinetic("bench", "tiny-hybrid", *words).out)
@@ -66,17 +60,19 @@ def test_the_peer_needs_its_package_and_a_file(kinetic: Any) -> None:
     assert ended.status == 9 and "llama.cpp needs a model file" in ended.err
 
 
-def test_bytes_of_a_dense_model(llama: Model) -> None:
-    tensors = llama.source.tensors
-    table = tensors["token_embd.weight"]
-    tied = "output.weight" not in tensors
-    weights = sum(tensor.n_bytes for tensor in tensors.values())
-    if not tied:  # one row of the table is looked up
-        weights -= table.n_bytes - table.n_bytes // table.shape[0]
-    kv_bytes = llama.program.kv_bytes_per_position("f16")
-    assert bytes_per_token(llama.program, llama.source, "f16", 0) == weights
-    assert bytes_per_token(llama.program, llama.source, "f16", 100) == weights + 100 * kv_bytes
-    assert bytes_per_token(llama.program, llama.source, "f32", 100) == weights + 200 * kv_bytes
+@pytest.mark.parametrize(("file", "tied"), [("llama-f32.gguf", True), ("llama3rope-f32.gguf", False)])
+def test_bytes_of_a_dense_model(file: str, tied: bool) -> None:
+    with kinetic_core.load(DATA / file, backend="reference") as model:
+        program, source = model.program, model.source
+        table = source.tensors["token_embd.weight"]
+        assert tied == ("output.weight" not in source.tensors)
+        weights = sum(tensor.n_bytes for tensor in source.tensors.values())
+        if not tied:  # one row of the table is looked up
+            weights -= table.n_bytes - 4 * table.shape[1]
+        kv_bytes = program.kv_bytes_per_position("f16")
+        assert bytes_per_token(program, source, "f16", 0) == weights
+        assert bytes_per_token(program, source, "f16", 100) == weights + 100 * kv_bytes
+        assert bytes_per_token(program, source, "f32", 100) == weights + 200 * kv_bytes
 
 
 def test_states_count_twice_and_windows_bound_what_is_read(tiny: Model) -> None:
@@ -90,7 +86,9 @@ def test_states_count_twice_and_windows_bound_what_is_read(tiny: Model) -> None:
         return sum(2 * layer.kv_heads * layer.head_dim * 2 for layer in layers)
 
     base = bytes_per_token(program, source, "f16", 0)
-    assert base > 2 * program.state_bytes > 0
+    table = source.tensors["token_embd.weight"]
+    weights = sum(tensor.n_bytes for tensor in source.tensors.values()) - table.n_bytes + 4 * table.shape[1]
+    assert base == weights + 2 * program.state_bytes and program.state_bytes > 0
     assert bytes_per_token(program, source, "f16", window) - base == window * per_position(False)
     grown = bytes_per_token(program, source, "f16", window + 10) - bytes_per_token(program, source, "f16", window)
     assert grown == 10 * per_position(True)
