@@ -30,7 +30,7 @@ import attrs
 import pluggy
 
 from kinetic_core import hookspecs
-from kinetic_core.errors import PluginError, UnsupportedModelError, describe
+from kinetic_core.errors import KineticError, PluginError, UnsupportedModelError, describe
 from kinetic_core.hookspecs import ENTRY_POINT_GROUP, Registration
 
 if TYPE_CHECKING:
@@ -298,6 +298,8 @@ def _resolve(entry: Registered) -> Any:
         value: Any = importlib.import_module(module_name)
         for part in qualified.split("."):
             value = getattr(value, part)
+    except KineticError:  # it says itself what is wrong, with its own exit status
+        raise
     except Exception as error:
         raise PluginError(
             describe(f"cannot import {target}", where=where, got=f"{type(error).__name__}: {error}")

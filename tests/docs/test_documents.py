@@ -123,6 +123,14 @@ def test_every_command_and_option_is_documented() -> None:
     assert documented <= known
 
 
+def test_every_variable_is_documented() -> None:
+    read = set()
+    for path in ROOT.glob("kinetic_core/**/*.py"):
+        read |= set(re.findall(r'"(KINETIC_[A-Z_]+)"', path.read_text(encoding="utf-8")))
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| (KINETIC_[A-Z_]+) \|", text, re.MULTILINE)) == read
+
+
 def test_links_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):

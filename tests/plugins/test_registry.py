@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_core.errors import PluginError, UnsupportedModelError
+from kinetic_core.errors import BackendError, PluginError, UnsupportedModelError
 from kinetic_core.plugins import Plugin, Registry, load_registry
 
 MakePlugin = Callable[..., EntryPoint]
@@ -205,6 +205,13 @@ def test_a_target_of_the_wrong_kind_is_refused(make_plugin: MakePlugin, target: 
     point = make_plugin("kt_good", hook(f'return [Registration("mine", "{target}")]'))
     with pytest.raises(PluginError, match=f"head mine of kt-good.*{WRONG_TARGETS[target]}"):
         load_registry(found=[point]).get("head", "mine")
+
+
+def test_an_error_of_ours_on_import_stays_itself(make_plugin: MakePlugin) -> None:
+    make_plugin("kt_impl", "from kinetic_core.errors import BackendError\nraise BackendError('no such device')\n")
+    point = make_plugin("kt_good", hook('return [Registration("mine", "kt_impl:X")]', "kinetic_backends"))
+    with pytest.raises(BackendError, match=r"^no such device$"):
+        load_registry(found=[point]).get("backend", "mine")
 
 
 def test_a_command_is_any_function(make_plugin: MakePlugin) -> None:
