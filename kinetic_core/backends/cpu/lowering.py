@@ -24,7 +24,7 @@ from kinetic_core.backends.cpu.packing import row_offsets
 from kinetic_core.backends.cpu.pools import KVPool, RopeSpec, RopeTable, SlotPool, address_of, allocate
 from kinetic_core.backends.cpu.step import StepArrays
 from kinetic_core.backends.cpu.tape import Block, Count, KernelCall
-from kinetic_core.backends.cpu.weights import Weights
+from kinetic_core.backends.cpu.weights import Matrix, Weights
 from kinetic_core.errors import BackendError, describe
 from kinetic_core.gguf import GGMLType
 from kinetic_core.interfaces.backend import LoadOptions
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from kinetic_core.program.program import Program
 
 Args = tuple[Any, ...]
+
+_CHUNK_BYTES = 32 << 10
+"""Weights of a chunk of a linear layer: a few microseconds of one core."""
 
 FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
 
@@ -335,12 +338,18 @@ class Lowering:
                 [name],
                 [self._name(out)],
                 label,
+                self._linear_grain(matrix),
             )
         for out, bias in zip(op.outs, op.biases, strict=True):
             if bias is not None:
                 at = self._at(out)
                 args = (elementwise.ADD, out.width, *at, *at, self._vector(bias), 0, 0, 1.0)
                 self._rows(out, "elementwise", args, [out], "bias")
+
+    def _linear_grain(self, matrix: Matrix) -> int:
+        """Groups of a chunk: enough weights to be worth drawing, but some for every thread."""
+        groups = n_groups(matrix.n_out)
+        return max(1, min(_CHUNK_BYTES * groups // max(1, matrix.data.nbytes), groups // self._n_threads))
 
     def _embedding(self, op: ops.Embedding) -> None:
         matrix = self._weights.matrices[op.weight.name]

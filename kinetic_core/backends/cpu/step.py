@@ -13,7 +13,7 @@ from kinetic_core.backends.cpu.kernels.attention import (
     PART_HEADER,
     TILE_WORDS,
 )
-from kinetic_core.backends.cpu.kernels.recurrent import SEQUENCE_WORDS
+from kinetic_core.backends.cpu.kernels.recurrent import MAX_PATH, SEQUENCE_WORDS
 from kinetic_core.backends.cpu.kernels.select import MAX_TOP_K
 from kinetic_core.backends.cpu.pools import address_of, allocate
 from kinetic_core.errors import BackendError, describe
@@ -213,6 +213,8 @@ class StepArrays:
         first, n, start = sequence.first_row, sequence.n_committed, sequence.start
         if n < 1 or start < 0:
             refuse("no committed row", where, f"{n} from {start}", "at least 1, from 0 on")
+        if len(sequence.draft_parents) > MAX_PATH:
+            refuse("too many drafts", where, len(sequence.draft_parents), f"at most {MAX_PATH}")
         got = batch.positions[first : first + sequence.n_rows].tolist()
         expected = list(range(start, start + n))
         for index, parent in enumerate(sequence.draft_parents):

@@ -52,7 +52,8 @@ SEQUENCE_WORDS = 8
 STRIP = 128
 MAX_TAPS = 16
 MAX_KEY_DIM = 512
-MAX_PATH = 256
+MAX_PATH = 1024
+_PATH_BYTES, _STRIP_BYTES, _SOURCES_BYTES = 8 * MAX_PATH, 64 * MAX_KEY_DIM, 8 * MAX_TAPS
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -108,7 +109,7 @@ def _keep_inputs(args, record, state, target, n_rows, column, width):
 def short_conv(args, begin, end):
     """out = act(bias + sum over the taps of weight * input), and the state after the committed rows."""
     strips, taps = load_i64(args + 40), load_i64(args + 48)
-    sources = stack_bytes(128)
+    sources = stack_bytes(_SOURCES_BYTES)
     for item in range(begin, end):
         number = item // strips
         column = STRIP * (item - number * strips)
@@ -252,8 +253,8 @@ def _delta_drafts(args, record, head, column, lanes, strip, path):
 def delta_rule(args, begin, end):
     """Per row: S = e^decay S; delta = beta (v - S^T k); S = S + k delta^T; out = S^T q."""
     value_heads, value_dim, strips = load_i64(args + 104), load_i64(args + 120), load_i64(args + 128)
-    strip = opaque(stack_bytes(32768))
-    path = opaque(stack_bytes(2048))
+    strip = opaque(stack_bytes(_STRIP_BYTES))
+    path = opaque(stack_bytes(_PATH_BYTES))
     for item in range(begin, end):
         number = item // (value_heads * strips)
         place = item - number * value_heads * strips
@@ -278,7 +279,7 @@ def delta_rule(args, begin, end):
 def replay_delta(args, begin, end):
     """The state after accepted drafts."""
     value_heads, value_dim, strips = load_i64(args + 104), load_i64(args + 120), load_i64(args + 128)
-    strip = opaque(stack_bytes(32768))
+    strip = opaque(stack_bytes(_STRIP_BYTES))
     for item in range(begin, end):
         number = item // (value_heads * strips)
         place = item - number * value_heads * strips
