@@ -89,7 +89,8 @@ def dequantized(type_: GGMLType, weights: U8, n_out: int) -> F32:
     """f32[n_out, n_in] by the `gguf` package."""
     rows = weights.reshape(n_out, -1).view(_NATIVE.get(type_, np.uint8))
     kind = gguf.GGMLQuantizationType(int(type_))
-    return np.asarray(gguf.quants.dequantize(rows, kind), np.float32)
+    with np.errstate(over="ignore"):  # MXFP4's largest exponent
+        return np.asarray(gguf.quants.dequantize(rows, kind), np.float32)
 
 
 def packed(type_: GGMLType, weights: U8, n_out: int, n_in: int) -> U8:

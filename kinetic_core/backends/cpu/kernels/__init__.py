@@ -10,7 +10,6 @@ turns a registered function into machine code by `numba.cfunc` with `OPTIONS`, o
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,17 +21,7 @@ SIGNATURE = "void(int64,int64,int64)"
 #: What a kernel is compiled with: numba's cache on disk, IEEE division instead of exceptions, no fast-math.
 OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "fastmath": False}
 
-#: The modules of this package that hold kernels.
-MODULES: list[str] = [
-    "embedding",
-    "linear_32",
-    "linear_float",
-    "linear_k",
-    "linear_k_small",
-    "quantize",
-]
-
-#: Every registered kernel by name; complete after `load_all`.
+#: Every registered kernel by name; complete once every module of this package is imported.
 KERNELS: dict[str, Callable[[int, int, int], None]] = {}
 
 
@@ -46,10 +35,3 @@ def kernel(name: str) -> Callable[[F], F]:
         return function
 
     return register
-
-
-def load_all() -> dict[str, Callable[[int, int, int], None]]:
-    """Import every kernel module (and with them numba); return the registry."""
-    for module in MODULES:
-        importlib.import_module(f"{__name__}.{module}")
-    return KERNELS

@@ -41,12 +41,15 @@ def n_groups(n_out: int) -> int:
     return -(-n_out // GROUP)
 
 
-def tile_runner(tile: Any, block_inputs: int, block_bytes: int, row_bytes: int, x_tile_bytes: int) -> Any:
+def tile_runner(
+    tile: Any, block_inputs: int, block_bytes: int, row_bytes: int, x_tile_bytes: int, tall_rows: int = TALL_ROWS
+) -> Any:
     """The compiled walk `run(args, begin, end)` that calls a format's tile for every group, half and tile of rows.
 
     tile: `tile(rows, weights, half, x, n_blocks, out, out_stride, lanes, n_valid)`, compiled by numba. weights is the
     address of the group; half says which LANES of its 16 outputs; lanes how many of them to store, n_valid how many
     rows. A tile may have more rows than are valid: it then computes on what lies in the buffer and stores nothing.
+    tall_rows: rows of the tallest tile, 4 or more.
     """
 
     def run(args, begin, end):
@@ -66,9 +69,9 @@ def tile_runner(tile: Any, block_inputs: int, block_bytes: int, row_bytes: int, 
                     left = n_rows - row
                     a = x + (row // TILE_ROWS) * n_blocks * x_tile_bytes + (row % TILE_ROWS) * row_bytes
                     y = out + 4 * first + row * out_stride
-                    if TALL_ROWS > 4 and left > 4:
-                        tile(static(TALL_ROWS), w, half, a, n_blocks, y, out_stride, lanes, left)
-                        row += TALL_ROWS
+                    if tall_rows > 4 and left > 4:
+                        tile(static(tall_rows), w, half, a, n_blocks, y, out_stride, lanes, left)
+                        row += tall_rows
                     elif left > 1:
                         tile(static(4), w, half, a, n_blocks, y, out_stride, lanes, left)
                         row += 4
