@@ -269,6 +269,10 @@ class CpuExecutable(Executable):
         self._lowering.rope_tables.clear()
         del self._blocks, self._slots, self._arena, self._logits, self._tape, self._commit_tape
 
+    def __del__(self) -> None:
+        if getattr(self, "_workers", None) is not None:
+            self.close()
+
     def _check_open(self) -> WorkerPool:
         if self._workers is None:
             raise BackendError(describe("the model was closed"))

@@ -180,9 +180,14 @@ def _compile_in_processes(missing: Sequence[str], n_processes: int, progress: Pr
         """Give one process a name at a time. A name that fails is left to `get`, which says why."""
         nonlocal n_done
         command = [sys.executable, "-m", "kinetic_core.backends.cpu.compile"]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-        ) as process:
+        try:
+            started = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+            )
+        except OSError as error:
+            logger.warning("cannot start a process that compiles kernels (%s); compiling here", error)
+            return
+        with started as process:
             assert process.stdin is not None and process.stdout is not None
             while True:
                 with lock:

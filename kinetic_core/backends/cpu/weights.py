@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _AHEAD_BYTES = 64 << 20
 """Bytes of the file that may wait to be packed, their pages not yet given back."""
+_PIECE_BYTES = 64 << 20
+"""Packed matrices are laid side by side in pieces of this size: the system backs large pieces with large pages."""
 _SLICE_BYTES = 4 << 20
 """Bytes of the file that one packing task takes: enough work for a thread, and little memory beside the result."""
 
@@ -76,6 +78,9 @@ class Weights:
                 if progress is not None:
                     progress("packing weights", min(1.0, done / max(total, 1)))
 
+        self._room = np.empty(0, np.uint8)
+        left = sum(info.n_bytes for info in infos if info.name in matrix_names)
+        self._piece_bytes = min(_PIECE_BYTES, left + left // 8 + 4096)
         self._waiting: deque[tuple[str, int, list[Future[None]]]] = deque()
         with ThreadPoolExecutor(n_threads, "pack") as pool:
             for weight, info in zip(program.weights, infos, strict=True):
@@ -86,6 +91,14 @@ class Weights:
                 else:
                     self._load_matrix(source, weight, info.type, info.n_bytes, pool, count)
             self._finish_packing(source, 0)
+
+    def _allocate(self, n_bytes: int, name: str) -> npt.NDArray[np.uint8]:
+        """Room for a packed matrix, on a cache line."""
+        needed = -(-n_bytes // 64) * 64
+        if needed > self._room.size:
+            self._room = allocate(max(needed, self._piece_bytes), np.uint8, f"the tensor {name!r}")
+        target, self._room = self._room[:n_bytes], self._room[needed:]
+        return target
 
     def vector(self, weight: Weight) -> npt.NDArray[np.float32]:
         """A weight that is no matrix, as f32 in the shape that the program names."""
@@ -103,7 +116,7 @@ class Weights:
         n_out, n_in = weight.shape
         raw = source.tensor_bytes(weight.name)
         type_ = file_type if file_type in PACKED_TYPES else _converted_type(raw, file_type, n_in)
-        target = allocate(packed_size(type_, n_out, n_in), np.uint8, f"the tensor {weight.name!r}")
+        target = self._allocate(packed_size(type_, n_out, n_in), weight.name)
         row_bytes = BLOCK_FORMATS[file_type].n_bytes((n_in,))
         if type_ is not file_type:
             converted = _convert(raw, file_type, type_, n_in)
