@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,8 @@ class CpuExecutable(Executable):
         )
         self._build(self._lowering.run())
         self._workers: WorkerPool | None = WorkerPool(self._n_threads)
+        # For an executable that nobody closes: its threads end with it, at the latest at exit.
+        weakref.finalize(self, self._workers.close)
         self._batch: RowBatch | None = None
         self._open_drafts: set[int] = set()
         self._bytes_per_step = bytes_per_step(program, self._weights)
@@ -268,10 +271,6 @@ class CpuExecutable(Executable):
         self._weights.vectors.clear()
         self._lowering.rope_tables.clear()
         del self._blocks, self._slots, self._arena, self._logits, self._tape, self._commit_tape
-
-    def __del__(self) -> None:
-        if getattr(self, "_workers", None) is not None:
-            self.close()
 
     def _check_open(self) -> WorkerPool:
         if self._workers is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import attrs
 import numpy as np
 import pytest
@@ -129,6 +131,16 @@ def test_a_closed_model_says_so():
     for call in (lambda: executable.run(GOOD), lambda: executable.read_slot(0), lambda: executable.candidates(0)):
         with pytest.raises(BackendError, match="closed"):
             call()
+
+
+def test_a_model_that_nobody_closes_ends_its_threads():
+    program, source = hybrid_program("attention")
+    executable = CpuBackend().load(program, source, OPTIONS)
+    threads = executable._workers._threads
+    assert [thread.is_alive() for thread in threads] == [True]
+    del executable
+    gc.collect()
+    assert not threads[0].is_alive()
 
 
 @pytest.mark.parametrize("type_name", ["TQ2_0", "TQ1_0", "F64"])
