@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kinetic_core.engine.request import Chunk, Completion, GenerationRequest, TokenLogprob
 from kinetic_core.errors import Cancelled, KineticError
+
+if TYPE_CHECKING:
+    import asyncio
 
 _POLL_S = 1.0
 """A blocked reader wakes this often, so that an interrupt from the keyboard reaches it on every system."""
@@ -77,6 +80,8 @@ class Generation:
             with self._ready:
                 if self._chunks or self._ended:
                     return self._take(StopAsyncIteration)
+                import asyncio  # brings in sockets and TLS, which a command that answers once never needs
+
                 loop = asyncio.get_running_loop()
                 future: asyncio.Future[None] = loop.create_future()
                 self._waiter = (loop, future)

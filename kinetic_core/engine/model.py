@@ -21,6 +21,8 @@ from kinetic_core.interfaces.backend import LoadOptions
 from kinetic_core.plugins import load_registry
 from kinetic_core.program.record import record_program
 from kinetic_core.text import ChatTemplate, Tokenizer
+from kinetic_core.text.template import TEMPLATE_KEY
+from kinetic_core.text.template_process import shared_worker
 
 if TYPE_CHECKING:
     from kinetic_core.gguf import Metadata, TensorSource
@@ -331,6 +333,8 @@ def load(
         )
     source, name = open_source(model, progress)
     try:
+        if TEMPLATE_KEY in source.metadata:
+            shared_worker().start()  # beside the long work, so that the first chat does not wait for it
         architecture = registry.architecture_for(source.metadata.get_str("general.architecture"))(source)
         program = record_program(architecture, registry.get("head", "full")(), source)
         tokenizer = Tokenizer.from_metadata(source.metadata.raw)

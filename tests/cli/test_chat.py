@@ -171,13 +171,13 @@ class Terminal:
 
 
 def test_typed_at_like_a_person(tmp_path: Path) -> None:
-    # This penalty makes the model say "a" until the length limit.
-    terminal = Terminal(tmp_path, "tiny-hybrid", *TINY, "--presence-penalty=-50", "-n", "300")
+    # This penalty makes the model say "a" until the length limit: long enough to be stopped on any machine.
+    terminal = Terminal(tmp_path, "tiny-hybrid", *TINY, "--presence-penalty=-50", "-n", "900")
     terminal.read_until("/help lists")
     terminal.read_until(PROMPT)
     terminal.type("hello\x1b\rthere\r")  # Alt-Enter starts a new line, Enter sends both
     shown = terminal.read_until(r"tok/s · first after [\d.]+ s")
-    assert "300 tokens" in shown and "there" in shown
+    assert "900 tokens" in shown and "there" in shown
     terminal.read_until(PROMPT)
     terminal.type("again\r")
     terminal.read_until("aaaaa")
