@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from kinetic_core.backends.cpu import compile as kernel_compile
 from kinetic_core.backends.cpu.kernels.select import MAX_TOP_K
-from kinetic_core.backends.cpu.lowering import Lowered, Lowering, Place, lay_out, lower_selection, resolve
+from kinetic_core.backends.cpu.layout import Place, lay_out, resolve
+from kinetic_core.backends.cpu.lowering import Lowered, Lowering
 from kinetic_core.backends.cpu.pools import KVPool, SlotPool, address_of, allocate, restore
+from kinetic_core.backends.cpu.selection import lower_selection
 from kinetic_core.backends.cpu.step import SKIPPED, StepArrays, check_table, refuse
 from kinetic_core.backends.cpu.tape import Count, KernelCall, Tape, assign_phases
 from kinetic_core.backends.cpu.weights import Weights, bytes_per_step

@@ -8,7 +8,7 @@ it is a slice of.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,7 +19,7 @@ from kinetic_core.backends.cpu.kernels import elementwise, recurrent
 from kinetic_core.backends.cpu.kernels.attention import MAX_HEAD_DIM
 from kinetic_core.backends.cpu.kernels.linear import n_groups
 from kinetic_core.backends.cpu.kernels.quantize import quantized_bytes
-from kinetic_core.backends.cpu.kernels.select import MAX_TOP_K
+from kinetic_core.backends.cpu.layout import Place
 from kinetic_core.backends.cpu.packing import row_offsets
 from kinetic_core.backends.cpu.pools import KVPool, RopeSpec, RopeTable, SlotPool, address_of, allocate
 from kinetic_core.backends.cpu.step import StepArrays
@@ -50,14 +50,6 @@ def activation_kind(type_: GGMLType) -> str:
     from kinetic_core.gguf import BLOCK_FORMATS
 
     return "q8_256" if BLOCK_FORMATS[type_].block_size == 256 else "q8_32"
-
-
-@attrs.frozen
-class Place:
-    """Where a buffer will lie, `offset` bytes in; becomes an address when buffers are laid out."""
-
-    name: Any
-    offset: int = 0
 
 
 @attrs.define
@@ -465,51 +457,6 @@ class Lowering:
         self._result.commit.append(call)
 
 
-@attrs.define
-class Selection:
-    """The buffers of the selection kernels; `ids` and `scores` hold each output's best tokens."""
-
-    ids: npt.NDArray[np.int32]
-    scores: npt.NDArray[np.float32]
-    status: npt.NDArray[np.int64]
-    calls: list[KernelCall]
-    kept: list[npt.NDArray[Any]]
-
-
-def lower_selection(logits: Value, place: tuple[Place, int], step: StepArrays, max_outputs: int) -> Selection:
-    """The calls that search the logits for NaN and for the best tokens."""
-    vocab = logits.width
-    length = max(2048, -(-vocab // 1024))
-    n_slices = -(-vocab // length)
-    lists = allocate(max_outputs * n_slices * MAX_TOP_K, np.int64, "candidates")
-    scores = allocate(max_outputs * n_slices * MAX_TOP_K, np.float32, "candidates")
-    found = np.zeros(max_outputs * n_slices, np.int64)
-    best = np.zeros((max_outputs, MAX_TOP_K), np.int32)
-    best_scores = np.zeros((max_outputs, MAX_TOP_K), np.float32)
-    status = np.zeros(1, np.int64)
-    shared = (vocab, length, n_slices, *(address_of(a) for a in (step.top_k, lists, scores, found, status)))
-    name = place[0].name
-    calls = [
-        KernelCall(
-            "select_slices",
-            (*place, *shared),
-            {Count.OUTPUTS: n_slices},
-            frozenset({name}),
-            frozenset({"slices"}),
-            label="select",
-        ),
-        KernelCall(
-            "merge_slices",
-            (*place, *shared, address_of(best), address_of(best_scores)),
-            {Count.OUTPUTS: 1},
-            frozenset({"slices"}),
-            frozenset({"best"}),
-            label="select",
-        ),
-    ]
-    return Selection(best, best_scores, status, calls, [lists, scores, found])
-
-
 def _inputs(op: ops.Op) -> list[Value]:
     """The values that an operation reads."""
     return [
@@ -523,66 +470,3 @@ def _short(name: str) -> str:
     """A weight's name without layer number and ending, for the profile."""
     parts = [part for part in name.split(".") if part not in ("blk", "weight") and not part.isdigit()]
     return ".".join(parts) or name
-
-
-def resolve(args: tuple[Any, ...], where: Callable[[Place], int]) -> tuple[Any, ...]:
-    """An argument block with addresses in place of places."""
-    out: list[Any] = []
-    for word in args:
-        if isinstance(word, Place):
-            out.append(where(word))
-        elif isinstance(word, Block):
-            out.append(Block(resolve(word.args, where)))
-        else:
-            out.append(word)
-    return tuple(out)
-
-
-def lay_out(
-    calls: Sequence[KernelCall], phases: Sequence[int], sizes: dict[Any, int], lasting: Sequence[Any]
-) -> tuple[dict[Any, int], int]:
-    """Byte offsets of the buffers in one arena, and its size; a buffer's room is free again after its last phase.
-
-    lasting: names of buffers that are read after the step.
-    """
-    first: dict[Any, int] = {}
-    last: dict[Any, int] = {}
-    for call, phase in zip(calls, phases, strict=True):
-        for name in (*call.reads, *call.writes):
-            if name in sizes:
-                first.setdefault(name, phase)
-                last[name] = phase
-    for name in lasting:
-        last[name] = len(calls)
-    offsets: dict[Any, int] = {}
-    free: list[tuple[int, int]] = []
-    end = 0
-    live: list[tuple[int, Any]] = []
-    for name in sorted(first, key=lambda name: (first[name], str(name))):
-        size = -(-sizes[name] // 64) * 64
-        for _, dead in [entry for entry in live if entry[0] < first[name]]:
-            free = _merge_free([*free, (offsets[dead], -(-sizes[dead] // 64) * 64)])
-        live = [entry for entry in live if entry[0] >= first[name]]
-        fitting = [hole for hole in free if hole[1] >= size]
-        if fitting:
-            hole = min(fitting, key=lambda hole: (hole[1], hole[0]))
-            free.remove(hole)
-            offsets[name] = hole[0]
-            if hole[1] > size:
-                free.append((hole[0] + size, hole[1] - size))
-        else:
-            offsets[name] = end
-            end += size
-        live.append((last[name], name))
-    return offsets, end
-
-
-def _merge_free(holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Adjacent holes as one."""
-    merged: list[tuple[int, int]] = []
-    for start, size in sorted(holes):
-        if merged and merged[-1][0] + merged[-1][1] == start:
-            merged[-1] = (merged[-1][0], merged[-1][1] + size)
-        else:
-            merged.append((start, size))
-    return merged
