@@ -22,10 +22,10 @@ chat: $(VENV)/.installed
 	$(BIN)/kinetic chat $(MODEL)
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 check-full: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
