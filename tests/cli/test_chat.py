@@ -136,6 +136,7 @@ class Terminal:
         self.screen = ""
         pid, self._fd = pty.fork()
         if pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background inherits that it is ignored
             os.environ.update(TERM="xterm", KINETIC_CACHE_DIR=str(cache), PROMPT_TOOLKIT_NO_CPR="1", COLUMNS="100")
             os.execv(sys.executable, [sys.executable, "-m", "kinetic_core", "chat", *words])
         self._pid = pid
