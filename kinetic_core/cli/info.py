@@ -116,7 +116,10 @@ def _print(facts: dict[str, Any]) -> None:
     line("architecture", facts["architecture"] + (f" (plugin {facts['plugin']})" if facts["plugin"] else ""))
     line("parameters", f"{facts['parameters'] / 1e6:,.1f} million")
     for type_name, entry in facts["tensors"].items():
-        line(f"  {type_name}", f"{entry['count']} tensors, {megabytes(entry['bytes'])}")
+        line(
+            f"  {type_name}",
+            f"{entry['count']} tensor{'' if entry['count'] == 1 else 's'}, {megabytes(entry['bytes'])}",
+        )
     if facts["vocab_size"]:
         line("vocabulary", f"{facts['vocab_size']} tokens")
     if facts["model_context"]:

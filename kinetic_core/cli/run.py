@@ -69,7 +69,8 @@ def run(
 ) -> None:
     """Answer one prompt, given as an argument or on the standard input.
 
-    A single argument is the prompt, unless it is a known name, starts with hf: or ends in .gguf: then it is the model.
+    A single argument is the prompt, unless it is a known name or tiny-hybrid, starts with hf: or ends in .gguf: then it
+    is the model.
     """
     model, prompt = split_words(words or [], model)
     if prompt is None:
@@ -115,6 +116,7 @@ def run(
 
 def split_words(words: list[str], model: str | None) -> tuple[str | None, str | None]:
     """(model, prompt) from the arguments; a missing part is None."""
+    from kinetic_core.engine.model import TINY_HYBRID
     from kinetic_core.models import KNOWN_MODELS
 
     if len(words) > (1 if model is not None else 2):
@@ -124,7 +126,7 @@ def split_words(words: list[str], model: str | None) -> tuple[str | None, str | 
     if not words:
         return model, None
     (word,) = words
-    names_model = word in KNOWN_MODELS or word.startswith("hf:") or word.endswith(".gguf")
+    names_model = word in (*KNOWN_MODELS, TINY_HYBRID) or word.startswith("hf:") or word.endswith(".gguf")
     return (word, None) if model is None and names_model else (model, word)
 
 

@@ -123,8 +123,7 @@ def _listener(settings: ServerSettings) -> Iterator[socket.socket]:
         listener.close()
         raise RequestError(
             describe(
-                "the server cannot listen",
-                where=f"{settings.host}:{settings.port}",
+                f"the server cannot listen on {settings.host}:{settings.port}",
                 got=error,
                 hint="choose another --port or --host",
             ),

@@ -81,6 +81,15 @@ def test_pull_prints_the_path(kinetic: Any, tmp_path: Path) -> None:
     assert (ended.status, ended.out) == (4, "") and "does not exist" in ended.err
 
 
+def test_pull_of_the_miniature(kinetic: Any) -> None:
+    ended = kinetic("pull", "tiny-hybrid")
+    assert (ended.status, ended.out, ended.err) == (
+        4,
+        "",
+        "error: tiny-hybrid lives in memory: there is no file to fetch\n",
+    )
+
+
 def test_info_of_a_llama_file(kinetic: Any) -> None:
     path = DATA / "llama-q4_k_m.gguf"
     facts = json.loads(kinetic("info", str(path), "--json", "--ctx", "64").out)

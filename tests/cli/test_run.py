@@ -91,6 +91,7 @@ def test_timings_go_to_the_standard_error(kinetic: Any) -> None:
         ([], None, (None, None)),
         (["hello"], None, (None, "hello")),
         (["smollm2"], None, ("smollm2", None)),
+        (["tiny-hybrid"], None, ("tiny-hybrid", None)),
         (["hf:a/b"], None, ("hf:a/b", None)),
         (["x.gguf"], None, ("x.gguf", None)),
         (["x", "y"], None, ("x", "y")),

@@ -21,6 +21,7 @@ import typer
 from kinetic_core import errors
 from kinetic_core.cli import INTERNAL_ERROR_STATUS, INTERRUPTED_STATUS
 from kinetic_core.cli.application import make_application
+from kinetic_core.gguf import BLOCK_FORMATS
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
@@ -129,6 +130,23 @@ def test_every_variable_is_documented() -> None:
         read |= set(re.findall(r'"(KINETIC_[A-Z_]+)"', path.read_text(encoding="utf-8")))
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| (KINETIC_[A-Z_]+) \|", text, re.MULTILINE)) == read
+
+
+def test_the_index_lists_every_page() -> None:
+    folder = ROOT / "docs"
+    pages = {path.name for path in folder.glob("*.md")} - {"README.md"} | {"adr/README.md"}
+    listed = re.findall(r"^\| \[([^]]+)\]\(\1\) \|", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(pages)
+    decisions = {path.name for path in folder.glob("adr/0*.md")}
+    assert set(re.findall(r"\]\(([^)]+)\)", (folder / "adr" / "README.md").read_text(encoding="utf-8"))) == decisions
+
+
+def test_every_block_format_is_listed_with_its_kernel() -> None:
+    text = (ROOT / "docs" / "gguf.md").read_text(encoding="utf-8")
+    for answer in ("yes", "no"):
+        (listed,) = re.findall(rf"^\| {answer} \| (.*) \|$", text, re.MULTILINE)
+        expected = {block.name for block in BLOCK_FORMATS.values() if block.has_kernel == (answer == "yes")}
+        assert set(listed.split(", ")) == expected
 
 
 def test_links_lead_somewhere() -> None:
