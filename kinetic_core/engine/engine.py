@@ -161,14 +161,18 @@ class Engine:
         return generation
 
     def logits(self, token_ids: tuple[int, ...]) -> npt.NDArray[np.float32]:
-        """f32[n_tokens, vocab]: the scores after every token of a text. Raises what `submit` and the model raise."""
+        """f32[n_tokens, vocab]: the scores after every token of a text.
+
+        Raises what `submit` and the model raise; Cancelled when the engine is closed meanwhile.
+        """
         rows: dict[int, npt.NDArray[np.float32]] = {}
         request = GenerationRequest(token_ids, SamplingOptions(temperature=0.0), max_tokens=0)
 
         def keep(position: int, row: npt.NDArray[np.float32]) -> None:
             rows[position] = row.copy()
 
-        self.submit(request, row_sink=keep).result()
+        if self.submit(request, row_sink=keep).result()[0].finish_reason == "cancelled":
+            raise Cancelled("the engine was closed")
         return np.stack([rows[position] for position in range(len(token_ids))])
 
     def statistics(self) -> dict[str, Any]:

@@ -120,15 +120,23 @@ def available_memory_bytes() -> int:
     return 4 * 2**30
 
 
-def _control_group_bytes() -> int:
-    """What a container's limit leaves; a very large number without one."""
+def _control_group_bytes(folder: str = "/sys/fs/cgroup") -> int:
+    """What a container's limit leaves; a very large number without one.
+
+    Cached pages of files (a model that was just downloaded or read) count as free: the system gives them up on demand.
+    """
     try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+        with open(f"{folder}/memory.max", encoding="ascii") as file:
             limit = file.read().strip()
-        with open("/sys/fs/cgroup/memory.current", encoding="ascii") as file:
+        if limit == "max":
+            return 2**62
+        with open(f"{folder}/memory.current", encoding="ascii") as file:
             used = int(file.read())
-        return max(0, int(limit) - used) if limit != "max" else 2**62
-    except (OSError, ValueError):
+        with open(f"{folder}/memory.stat", encoding="ascii") as file:
+            figures = dict(line.split() for line in file)
+        cached = int(figures["inactive_file"]) + int(figures["active_file"])
+        return max(0, int(limit) - max(0, used - cached))
+    except (OSError, ValueError, KeyError):
         return 2**62
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -93,7 +92,7 @@ def _number(field: str, value: object, least: float, greatest: float) -> float:
     expected = f"a number from {least:g} to {greatest:g}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _wrong(field, value, expected)
-    if not math.isfinite(value) or not least <= value <= greatest:
+    if not least <= value <= greatest:  # also refuses NaN; a huge whole number is compared without becoming a float
         raise _wrong(field, value, expected)
     return float(value)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,9 @@ import pytest
 from conftest import MakeEngine
 from executables import Around, Gate
 
+from kinetic_core.engine.engine import Engine
 from kinetic_core.engine.request import GenerationRequest, SamplingOptions
-from kinetic_core.errors import BackendError, NumericalError
+from kinetic_core.errors import BackendError, Cancelled, NumericalError
 from kinetic_core.interfaces import CacheCapabilities, Draft, Drafter, DrafterCapabilities, PrefixCache, RowBatch
 
 GREEDY = SamplingOptions(temperature=0.0, logprobs=1)
@@ -168,3 +171,17 @@ def test_a_broken_cache_is_turned_off(make_engine: MakeEngine, where: str) -> No
     for _ in range(2):
         assert engine.submit(GenerationRequest(tuple(b"xyz\n"), GREEDY, 5)).result()[0].text == "abcde"
     assert engine.statistics()["cache_failed"]
+
+
+def test_logits_of_an_engine_that_closes_meanwhile_say_so(make_engine: MakeEngine) -> None:
+    engine: Engine | None = None
+
+    def close_first(batch: RowBatch) -> None:
+        assert engine is not None
+        threading.Thread(target=engine.close).start()
+        while engine.failure is None:
+            time.sleep(0.001)
+
+    engine = make_engine(hashed=True, wrap=lambda inner: Around(inner, close_first))
+    with pytest.raises(Cancelled):
+        engine.logits((1,) * 300)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import TinyModel
 
-from kinetic_core.engine.sizing import available_memory_bytes, choose_sizes
+from kinetic_core.engine.sizing import _control_group_bytes, available_memory_bytes, choose_sizes
 from kinetic_core.errors import CapacityError
 from kinetic_core.program import KVLayer, Program, RecurrentState, Value
 
@@ -80,3 +80,15 @@ def test_available_memory_is_plausible() -> None:
     if meminfo.exists():
         total = int(meminfo.read_text().split("MemTotal:")[1].split()[0]) * 1024
         assert available_memory_bytes() <= total
+
+
+def test_a_containers_limit_counts_cached_files_as_free(tmp_path: Path) -> None:
+    def left(limit: str, used: int) -> int:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(f"{used}\n")
+        (tmp_path / "memory.stat").write_text("anon 300\nfile 650\ninactive_file 400\nactive_file 200\n")
+        return _control_group_bytes(str(tmp_path))
+
+    assert left("1000", 950) == 650
+    assert left("300", 950) == 0
+    assert left("max", 950) == _control_group_bytes(str(tmp_path / "none")) == 2**62

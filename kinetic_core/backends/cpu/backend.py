@@ -269,9 +269,8 @@ class CpuExecutable(Executable):
         self._workers.close()
         self._workers = None
         self._batch = None
-        self._weights.matrices.clear()
-        self._weights.vectors.clear()
-        self._lowering.rope_tables.clear()
+        # The lowering holds the pools, the rope tables and the room of drafts, too.
+        del self._weights, self._lowering, self._step, self._selection
         del self._blocks, self._slots, self._arena, self._logits, self._tape, self._commit_tape
 
     def _check_open(self) -> WorkerPool:

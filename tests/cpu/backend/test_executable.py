@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import attrs
 import numpy as np
@@ -214,3 +215,16 @@ def test_digests_differ_by_cache_type(load):
     one, other = (load(program, source, kv_type=kv) for kv in ("f16", "f32"))
     assert one.kernel_digest != other.kernel_digest
     assert one.kernel_digest == load(program, source, kv_type="f16").kernel_digest
+
+
+def test_closing_frees_weights_and_pools(load):
+    executable = load(*hybrid_program())
+    lowering = executable._lowering
+    arrays = [lowering._blocks._data, lowering._slots._data, executable._arena, *lowering._kept]
+    arrays += [matrix.data for matrix in lowering._weights.matrices.values()]
+    left = [weakref.ref(array) for array in arrays]
+    del lowering, arrays
+    assert all(array() is not None for array in left)
+    executable.close()
+    gc.collect()
+    assert not [array for array in left if array() is not None]
