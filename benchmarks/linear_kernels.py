@@ -24,8 +24,7 @@ import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu import compile as kernel_compile
-from kinetic_core.backends.cpu.kernels.linear import n_groups
-from kinetic_core.backends.cpu.kernels.quantize import quantized_bytes
+from kinetic_core.backends.cpu.kernels.constants import n_groups, quantized_bytes
 from kinetic_core.backends.cpu.packing import aligned_bytes, pack, packed_size
 from kinetic_core.backends.cpu.simd import LOWERING, hsum, load_vi, xor, zero_i32
 from kinetic_core.gguf.blocks import BLOCK_FORMATS, GGMLType

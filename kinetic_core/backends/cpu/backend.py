@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.backends.cpu import compile as kernel_compile
-from kinetic_core.backends.cpu.kernels.select import MAX_TOP_K
+from kinetic_core.backends.cpu.kernels.constants import MAX_TOP_K
 from kinetic_core.backends.cpu.layout import Place, lay_out, resolve
 from kinetic_core.backends.cpu.lowering import Lowered, Lowering
 from kinetic_core.backends.cpu.pools import KVPool, SlotPool, address_of, allocate, restore
 from kinetic_core.backends.cpu.selection import lower_selection
 from kinetic_core.backends.cpu.step import SKIPPED, StepArrays, check_table, refuse
 from kinetic_core.backends.cpu.tape import Count, KernelCall, Tape, assign_phases
+from kinetic_core.backends.cpu.target import choose_lowering
 from kinetic_core.backends.cpu.weights import Weights, bytes_per_step
 from kinetic_core.backends.cpu.workers import KERNELS, WorkerPool, default_threads
 from kinetic_core.errors import BackendError, NumericalError, describe
@@ -238,11 +239,9 @@ class CpuExecutable(Executable):
 
     def statistics(self) -> dict[str, Any]:
         """Threads, lowering, bytes of the file that a step reads, what was converted, and the profile if asked for."""
-        from kinetic_core.backends.cpu.simd.lowering import LOWERING
-
         figures: dict[str, Any] = {
             "n_threads": self._n_threads,
-            "lowering": LOWERING,
+            "lowering": choose_lowering(),
             "bytes_per_token": self._bytes_per_step,
             "calls": len(self._tape.calls),
             "phases": self._tape.n_phases,

@@ -1,29 +1,29 @@
 """Machine code of the kernels: compiled once per cache directory, in parallel processes, then loaded from it.
 
-numba's own cache notices an edit of the kernel's file only, not of the SIMD vocabulary it is written in, nor another
-choice of lowering. So the directory is named by a digest of everything that the machine code depends on, and what is
-in it is always current.
+The directory is named by a digest of everything that the machine code depends on, so what is in it is always current.
+numba is imported only to compile: a program whose kernels are all there is loaded without it. (numba's own cache is
+not used. It notices an edit of the kernel's file only, not of the SIMD vocabulary it is written in.)
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import importlib
 import importlib.metadata
 import logging
 import os
-import pkgutil
 import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kinetic_core import directories
+from kinetic_core.backends.cpu import machine_code
+from kinetic_core.backends.cpu.machine_code import MachineCode
+from kinetic_core.backends.cpu.target import choose_lowering, compiler_settings, cpu_features
 from kinetic_core.errors import BackendError, describe
 
 if TYPE_CHECKING:
@@ -32,24 +32,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parent
-_COMPILED: dict[str, Any] = {}
+_COMPILED: dict[str, MachineCode] = {}
 _LOCK = threading.RLock()
 
 
 def kernel_sources() -> list[Path]:
     """Every file whose text the machine code of a kernel depends on, in a fixed order."""
     folders = [path for folder in ("simd", "kernels") for path in sorted((_PACKAGE / folder).rglob("*.py"))]
-    return [*folders, _PACKAGE / "packing.py"]
+    return [*folders, _PACKAGE / "emit.py", _PACKAGE / "packing.py", _PACKAGE / "target.py"]
 
 
 @functools.cache
 def kernel_digest() -> str:
     """Names the machine code: sources, numba, llvmlite, Python, CPU, its features, the lowering. 32 hex digits."""
-    import llvmlite.binding
-
-    from kinetic_core.backends.cpu.simd.lowering import LOWERING, cpu_features
-
-    config = _numba_config()
+    settings = compiler_settings()
     digest = hashlib.sha256()
     for path in kernel_sources():
         text = path.read_bytes()
@@ -60,11 +56,11 @@ def kernel_digest() -> str:
         importlib.metadata.version("llvmlite"),
         sys.version,
         platform.machine(),
-        config.CPU_NAME or llvmlite.binding.get_host_cpu_name(),
+        settings.cpu_name,
         ",".join(sorted(cpu_features())),
-        LOWERING,
-        str(config.OPT),
-        str(config.BOUNDSCHECK),
+        choose_lowering(),
+        settings.optimization,
+        settings.bounds_checks,
     )
     digest.update("\n".join(facts).encode())
     return digest.hexdigest()[:32]
@@ -75,42 +71,12 @@ def cache_directory() -> Path:
     return directories.cache_directory() / "kernels" / kernel_digest()
 
 
-@functools.cache
-def registry() -> dict[str, Any]:
-    """Every kernel function by name; imports all kernel modules."""
-    from kinetic_core.backends.cpu import kernels
-
-    with _numba_cache_in(cache_directory()):  # for the helpers that are compiled functions with a cache of their own
-        for module in pkgutil.iter_modules(kernels.__path__):
-            importlib.import_module(f"{kernels.__name__}.{module.name}")
-    return kernels.KERNELS
+def _path(name: str) -> Path:
+    return cache_directory() / f"{name}.code"
 
 
-def _numba_config() -> Any:
-    """numba's configuration: a module whose names are set as it is imported."""
-    from numba.core import config
-
-    return config
-
-
-@contextlib.contextmanager
-def _numba_cache_in(directory: Path) -> Iterator[None]:
-    """numba caches in `directory` meanwhile. (It reads its configuration when a cached function is made.)"""
-    config = _numba_config()
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(directory)
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = before
-
-
-def _marker(name: str) -> Path:
-    return cache_directory() / "compiled" / name
-
-
-def get(name: str) -> Any:
-    """The compiled kernel `name`, a numba CFunc with `address`; loaded from the cache, or compiled here and now.
+def get(name: str) -> MachineCode:
+    """The compiled kernel `name`; loaded from the cache, or compiled here and now.
 
     Raises:
         BackendError: no such kernel, or it does not compile.
@@ -118,31 +84,43 @@ def get(name: str) -> Any:
     with _LOCK:
         compiled = _COMPILED.get(name)
         if compiled is None:
-            compiled = _COMPILED[name] = _compile(name)
+            compiled = _COMPILED[name] = _load(name) or _compile(name)
         return compiled
 
 
-def _compile(name: str) -> Any:
-    from numba import cfunc
+def _load(name: str) -> MachineCode | None:
+    """The kernel from the cache; None when it is not there, or damaged: it is removed then."""
+    path = _path(name)
+    code = machine_code.read(path)
+    if code is None:
+        return None
+    try:
+        return machine_code.load(name, code, stored=True)
+    except RuntimeError as error:
+        logger.warning("the machine code of the kernel %s cannot be used (%s); compiling it again", name, error)
+        path.unlink(missing_ok=True)
+        return None
 
-    from kinetic_core.backends.cpu.kernels import OPTIONS, SIGNATURE
+
+def _compile(name: str) -> MachineCode:
+    from kinetic_core.backends.cpu.emit import emit, registry
 
     function = registry().get(name)
     if function is None:
         raise BackendError(describe("no such kernel", got=name))
-    directory = cache_directory()
+    path = _path(name)
     try:
-        directory.joinpath("compiled").mkdir(parents=True, exist_ok=True)
-        with _numba_cache_in(directory):
-            compiled = cfunc(SIGNATURE, **OPTIONS)(function)
-        _marker(name).touch()
+        code = emit(name, function)
+        machine_code.write(path, code)
+        return machine_code.load(name, code, stored=False)
     except OSError as error:
         raise BackendError(
-            describe("cannot write the kernel cache", where=str(directory), got=error, hint="set KINETIC_CACHE_DIR")
+            describe("cannot write the kernel cache", where=str(path.parent), got=error, hint="set KINETIC_CACHE_DIR")
         ) from error
+    except BackendError:
+        raise
     except Exception as error:
         raise BackendError(describe(f"the kernel {name} does not compile", got=error)) from error
-    return compiled
 
 
 def prepare(names: Sequence[str], progress: Progress | None = None) -> None:
@@ -151,7 +129,7 @@ def prepare(names: Sequence[str], progress: Progress | None = None) -> None:
     progress: called as ``("compiling kernel 7 of 23", 0.3)``.
     """
     wanted = sorted(set(names))
-    missing = [name for name in wanted if name not in _COMPILED and not _marker(name).exists()]
+    missing = [name for name in wanted if name not in _COMPILED and not _path(name).exists()]
     n_processes = min(len(missing), _n_cpus())
     if n_processes > 1:
         _compile_in_processes(missing, n_processes, progress)

@@ -15,10 +15,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kinetic_core.backends.cpu.kernels import elementwise, recurrent
-from kinetic_core.backends.cpu.kernels.attention import MAX_HEAD_DIM
-from kinetic_core.backends.cpu.kernels.linear import n_groups
-from kinetic_core.backends.cpu.kernels.quantize import quantized_bytes
+from kinetic_core.backends.cpu.kernels import constants
+from kinetic_core.backends.cpu.kernels.constants import MAX_HEAD_DIM, n_groups, quantized_bytes
 from kinetic_core.backends.cpu.layout import Place
 from kinetic_core.backends.cpu.packing import row_offsets
 from kinetic_core.backends.cpu.pools import KVPool, RopeSpec, RopeTable, SlotPool, address_of, allocate
@@ -173,16 +171,16 @@ class Lowering:
                 if isinstance(user, ops.RmsNorm):
                     self._pending_adds[op.out.index] = op
                 else:
-                    self._elementwise(op, elementwise.ADD, op.a, op.b, factor=op.factor)
+                    self._elementwise(op, constants.ADD, op.a, op.b, factor=op.factor)
             case ops.Multiply():
-                self._elementwise(op, elementwise.MULTIPLY, op.a, op.b)
+                self._elementwise(op, constants.MULTIPLY, op.a, op.b)
             case ops.Scale():
-                self._elementwise(op, elementwise.SCALE, op.x, None, factor=op.factor)
+                self._elementwise(op, constants.SCALE, op.x, None, factor=op.factor)
             case ops.Sigmoid():
-                self._elementwise(op, elementwise.SIGMOID, op.x, None)
+                self._elementwise(op, constants.SIGMOID, op.x, None)
             case ops.DecayGate():
                 a, bias = self._vector(op.a), self._vector(op.dt_bias)
-                self._elementwise(op, elementwise.DECAY, op.x, None, second=a, bias=bias)
+                self._elementwise(op, constants.DECAY, op.x, None, second=a, bias=bias)
             case ops.RmsNorm():
                 self._rms_norm(op)
             case ops.L2Norm():
@@ -288,7 +286,7 @@ class Lowering:
         if kind is None and run == 1 and self._wanted.get(op.out.index):
             part = width
             kind = self._fused_kind(op.out)
-        activation = elementwise.SILU_GATE if op.activation == "silu" else elementwise.SIGMOID_GATE
+        activation = constants.SILU_GATE if op.activation == "silu" else constants.SIGMOID_GATE
         out = self._new(op.out)
         args: list[Any] = [*self._at(op.gate), *self._at(op.x), *out, part, width // part, run, activation]
         reads, writes = [self._name(op.gate), self._name(op.x)], [self._name(op.out)]
@@ -335,7 +333,7 @@ class Lowering:
         for out, bias in zip(op.outs, op.biases, strict=True):
             if bias is not None:
                 at = self._at(out)
-                args = (elementwise.ADD, out.width, *at, *at, self._vector(bias), 0, 0, 1.0)
+                args = (constants.ADD, out.width, *at, *at, self._vector(bias), 0, 0, 1.0)
                 self._rows(out, "elementwise", args, [out], "bias")
 
     def _linear_grain(self, matrix: Matrix) -> int:
@@ -350,7 +348,7 @@ class Lowering:
         args: Args = (Count.ROWS, tokens, matrix.address, matrix.n_in, *out, offsets)
         self._rows(op.out, f"embedding_{matrix.type.name.lower()}", args, [], "embedding")
         if op.scale != 1.0:
-            args = (elementwise.SCALE, op.out.width, *out, *out, 0, 0, 0, float(op.scale))
+            args = (constants.SCALE, op.out.width, *out, *out, 0, 0, 0, float(op.scale))
             self._rows(op.out, "elementwise", args, [op.out], "embedding")
 
     def _rope_args(self, op: ops.Rope) -> tuple[Any, ...]:
@@ -415,13 +413,13 @@ class Lowering:
 
     def _short_conv(self, op: ops.ShortConv) -> None:
         width, taps = op.weight.shape
-        if taps > recurrent.MAX_TAPS:
+        if taps > constants.MAX_TAPS:
             raise BackendError(
-                describe("no kernel for so long a convolution", got=taps, expected=f"up to {recurrent.MAX_TAPS}")
+                describe("no kernel for so long a convolution", got=taps, expected=f"up to {constants.MAX_TAPS}")
             )
         weight = self._address(np.ascontiguousarray(self._weights.vector(op.weight).reshape(width, taps).T))
         bias = 0 if op.bias is None else self._vector(op.bias)
-        strips = -(-width // recurrent.STRIP)
+        strips = -(-width // constants.CONV_STRIP)
         state = (self._slots.address + self._slots.offsets[op.state.index], self._slots.slot_bytes)
         tail: Args = (width, strips, taps, weight, bias, int(op.activation == "silu"), *state)
         tail += (address_of(self._step.sequences),)
@@ -434,9 +432,9 @@ class Lowering:
 
     def _delta_rule(self, op: ops.DeltaRule) -> None:
         key_dim, value_dim = op.q.width // op.key_heads, op.v.width // op.value_heads
-        if key_dim > recurrent.MAX_KEY_DIM:
+        if key_dim > constants.MAX_KEY_DIM:
             raise BackendError(
-                describe("no delta rule kernel for this key size", got=key_dim, expected=recurrent.MAX_KEY_DIM)
+                describe("no delta rule kernel for this key size", got=key_dim, expected=constants.MAX_KEY_DIM)
             )
         strips = -(-value_dim // 16)
         state = (self._slots.address + self._slots.offsets[op.state.index], self._slots.slot_bytes)

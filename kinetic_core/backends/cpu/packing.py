@@ -9,22 +9,20 @@ group blocks (the *tail*). `_LAYOUTS` says how each format is cut; a unit's byte
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from kinetic_core.backends.cpu.simd import load_i8, load_i16, load_i32, store_i8, store_i16, store_i32, zero_bytes
+from kinetic_core.backends.cpu import compile as kernel_compile
+from kinetic_core.backends.cpu.kernels.constants import GROUP
 from kinetic_core.errors import TensorError, UnsupportedModelError, describe
 from kinetic_core.gguf.blocks import BLOCK_FORMATS, GGMLType
 
-_zero_bytes: Any = zero_bytes  # an intrinsic: type checkers see its compile-time signature
-
-#: Output rows that are interleaved.
-GROUP = 16
+_KERNEL_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclass(frozen=True)
@@ -144,47 +142,6 @@ def _units(type_: GGMLType) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
     return tables[0], tables[1]
 
 
-@njit(nogil=True, cache=True)
-def _copy_units(origin: Any, to: Any, units: Any, row_bytes: Any, n_rows: Any) -> Any:
-    """Copy one group block's units side by side; rows from `n_rows` on are zeros. Returns the address after them."""
-    for k in range(units.shape[0]):
-        size, row, offset = units[k, 0], units[k, 1], units[k, 2]
-        at = origin + row * row_bytes + offset
-        if size == 4:
-            store_i32(to, load_i32(at) if row < n_rows else 0)
-        elif size == 2:
-            store_i16(to, load_i16(at) if row < n_rows else 0)
-        else:
-            store_i8(to, load_i8(at) if row < n_rows else 0)
-        to += size
-    return to
-
-
-@njit(nogil=True, cache=True)
-def _pack_groups(
-    source: Any,
-    target: Any,
-    main: Any,
-    tail: Any,
-    begin: Any,
-    end: Any,
-    n_out: Any,
-    n_blocks: Any,
-    block_bytes: Any,
-    stride: Any,
-) -> None:
-    row_bytes = n_blocks * block_bytes
-    for group in range(begin, end):
-        n_rows = min(GROUP, n_out - group * GROUP)
-        origin = source + group * GROUP * row_bytes
-        to = target + group * stride
-        for block in range(n_blocks):
-            to = _copy_units(origin + block * block_bytes, to, main, row_bytes, n_rows)
-        for block in range(n_blocks):
-            to = _copy_units(origin + block * block_bytes, to, tail, row_bytes, n_rows)
-        _zero_bytes(to, target + (group + 1) * stride - to)
-
-
 def pack(
     type_: GGMLType,
     source: npt.NDArray[np.uint8],
@@ -226,17 +183,20 @@ def pack(
         )
     if not (source.flags.c_contiguous and target.flags.c_contiguous):
         raise TensorError(describe("packing needs contiguous bytes", where=f"a {type_.name} matrix"))
-    _pack_groups(
-        source.ctypes.data,
-        target.ctypes.data,
-        *_units(type_),
-        first_row // GROUP,
-        -(-last_row // GROUP),
-        n_out,
-        n_blocks,
-        block_bytes,
-        stride,
+    main, tail = _units(type_)
+    args = np.array(
+        [
+            *(source.ctypes.data, target.ctypes.data, n_out, n_blocks, block_bytes, stride),
+            *(main.ctypes.data, len(main), tail.ctypes.data, len(tail)),
+        ],
+        np.int64,
     )
+    _kernel()(args.ctypes.data, first_row // GROUP, -(-last_row // GROUP))
+
+
+@cache
+def _kernel() -> Any:
+    return _KERNEL_TYPE(kernel_compile.get("pack_groups").address)
 
 
 @cache

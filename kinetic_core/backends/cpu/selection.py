@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kinetic_core.backends.cpu.kernels.select import MAX_TOP_K
+from kinetic_core.backends.cpu.kernels.constants import MAX_TOP_K
 from kinetic_core.backends.cpu.layout import Place
 from kinetic_core.backends.cpu.pools import address_of, allocate
 from kinetic_core.backends.cpu.step import StepArrays

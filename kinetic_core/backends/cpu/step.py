@@ -7,14 +7,15 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from kinetic_core.backends.cpu.kernels.attention import (
+from kinetic_core.backends.cpu.kernels.constants import (
     ALL_CHUNKS,
+    MAX_PATH,
+    MAX_TOP_K,
     MERGE_WORDS,
     PART_HEADER,
+    SEQUENCE_WORDS,
     TILE_WORDS,
 )
-from kinetic_core.backends.cpu.kernels.recurrent import MAX_PATH, SEQUENCE_WORDS
-from kinetic_core.backends.cpu.kernels.select import MAX_TOP_K
 from kinetic_core.backends.cpu.pools import address_of, allocate
 from kinetic_core.errors import BackendError, describe
 from kinetic_core.interfaces.backend import LoadOptions

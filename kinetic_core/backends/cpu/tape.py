@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from kinetic_core.backends.cpu.kernels.run_tape import CALL_WORDS
+from kinetic_core.backends.cpu.kernels.constants import CALL_WORDS
 
 
 class Count(IntEnum):

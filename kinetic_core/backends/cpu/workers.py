@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.backends.cpu import compile as kernel_compile
-from kinetic_core.backends.cpu.kernels.run_tape import ASLEEP, LINE, STOP
+from kinetic_core.backends.cpu.kernels.constants import ASLEEP, LINE, STOP
 from kinetic_core.backends.cpu.tape import Tape
 
 KERNELS = ("open_step", "run_step", "work")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cpu_steps import Part, hybrid_program, load_cpu, make_batch, prompt, step, tokens_of
 
-from kinetic_core.backends.cpu.simd.lowering import LOWERINGS, cpu_features
+from kinetic_core.backends.cpu.target import LOWERINGS, cpu_features
 from kinetic_core.gguf import open_model_file
 from kinetic_core.plugins import load_registry
 from kinetic_core.program.record import record_program

@@ -10,16 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.backends.cpu import compile as kernel_compile
-from kinetic_core.backends.cpu.kernels.quantize import (
+from kinetic_core.backends.cpu.kernels.constants import (
     BLOCK_32_BYTES,
     BLOCK_256_BYTES,
-    SCALE_32_AT,
-    SCALE_256_AT,
     TILE_32_BYTES,
     TILE_256_BYTES,
     TILE_ROWS,
     quantized_bytes,
 )
+from kinetic_core.backends.cpu.kernels.quantize import SCALE_32_AT, SCALE_256_AT
 from kinetic_core.backends.cpu.packing import PACKED_TYPES, aligned_bytes, pack, packed_size
 from kinetic_core.gguf.blocks import BLOCK_FORMATS, GGMLType
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_core.backends.cpu.simd.lowering import LOWERINGS, cpu_features
+from kinetic_core.backends.cpu.target import LOWERINGS, cpu_features
 
 from .support import FORMATS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kinetic_core.backends.cpu.kernels.constants import quantized_bytes
 from kinetic_core.backends.cpu.kernels.quantize import (
     BIAS_8_AT,
     BIAS_16_AT,
@@ -15,7 +16,6 @@ from kinetic_core.backends.cpu.kernels.quantize import (
     SCALED_SUM_AT,
     SUMS_16_AT,
     SUMS_32_AT,
-    quantized_bytes,
 )
 
 from .support import F32, U8, quantize, row_blocks

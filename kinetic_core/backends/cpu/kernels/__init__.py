@@ -5,7 +5,8 @@ arguments (each kernel documents its fields; a float argument is the bits of a f
 to do. The ranges of one call may run on several threads at the same time. A kernel never raises and never locks.
 
 `@kernel` only registers: nothing is compiled when a kernel module is imported. `kinetic_core.backends.cpu.compile`
-turns a registered function into machine code by `numba.cfunc` with `OPTIONS`, once per cache directory.
+turns a registered function into machine code by numba with `OPTIONS`, once per cache directory. What the callers of
+kernels need to know of them is in `constants`, which imports no numba.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., None])
 #: The numba signature that every kernel has.
 SIGNATURE = "void(int64,int64,int64)"
 
-#: What a kernel is compiled with: numba's cache on disk, IEEE division instead of exceptions, no fast-math.
-OPTIONS: dict[str, Any] = {"cache": True, "error_model": "numpy", "fastmath": False}
+#: What a kernel is compiled with: IEEE division instead of exceptions, no fast-math.
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": False}
 
 #: Every registered kernel by name; complete once every module of this package is imported.
 KERNELS: dict[str, Callable[[int, int, int], None]] = {}

@@ -34,6 +34,7 @@ import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
+from kinetic_core.backends.cpu.kernels.constants import MAX_HEAD_DIM, MERGE_WORDS, PART_HEADER, TILE_WORDS
 from kinetic_core.backends.cpu.kernels.mathfun import exp, exp_scalar
 from kinetic_core.backends.cpu.simd import (
     add,
@@ -75,12 +76,7 @@ from kinetic_core.backends.cpu.simd.attention import (
 )
 from kinetic_core.backends.cpu.simd.machine import opaque
 
-TILE_WORDS = 10
-MERGE_WORDS = 4
-PART_HEADER = 16
-ALL_CHUNKS = 1 << 40
 CHUNK = 256
-MAX_HEAD_DIM = 256
 GROUP_VECTORS = 4
 _SCORE_BYTES = 4 * CHUNK
 _OUT_BYTES = 4 * MAX_HEAD_DIM

@@ -25,6 +25,7 @@ import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
+from kinetic_core.backends.cpu.kernels.constants import ADD, DECAY, MULTIPLY, SCALE, SIGMOID, SILU_GATE
 from kinetic_core.backends.cpu.kernels.mathfun import sigmoid, silu, softplus
 from kinetic_core.backends.cpu.kernels.quantize import (
     TILE_32_BYTES,
@@ -50,9 +51,6 @@ from kinetic_core.backends.cpu.simd import (
     store_vf,
     store_vf_partial,
 )
-
-ADD, MULTIPLY, SCALE, SIGMOID, DECAY = range(5)
-SILU_GATE, SIGMOID_GATE = range(2)
 
 _quantize_256 = njit(error_model="numpy")(quantize_q8_256)
 _quantize_32 = njit(error_model="numpy")(quantize_q8_32)

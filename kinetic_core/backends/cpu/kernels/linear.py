@@ -23,8 +23,7 @@ from typing import Any
 
 from numba import njit
 
-from kinetic_core.backends.cpu.kernels.quantize import TILE_ROWS
-from kinetic_core.backends.cpu.packing import GROUP
+from kinetic_core.backends.cpu.kernels.constants import GROUP, TILE_ROWS
 from kinetic_core.backends.cpu.simd import LANES, load_i64, static
 
 #: How the helpers of kernels are compiled: into their caller.
@@ -34,11 +33,6 @@ INLINE: dict[str, Any] = {"error_model": "numpy", "forceinline": True}
 TALL_ROWS: int = 8 if LANES == GROUP else 4
 
 HALVES: int = GROUP // LANES
-
-
-def n_groups(n_out: int) -> int:
-    """Work items of a linear kernel."""
-    return -(-n_out // GROUP)
 
 
 def tile_runner(

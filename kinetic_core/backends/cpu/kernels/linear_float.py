@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from kinetic_core.backends.cpu.kernels import kernel
+from kinetic_core.backends.cpu.kernels.constants import GROUP
 from kinetic_core.backends.cpu.kernels.linear import HALVES, TALL_ROWS, named
-from kinetic_core.backends.cpu.packing import GROUP
 from kinetic_core.backends.cpu.simd import (
     LANES,
     load_i64,

@@ -41,6 +41,13 @@ import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
+from kinetic_core.backends.cpu.kernels.constants import (
+    BLOCK_32_BYTES,
+    BLOCK_256_BYTES,
+    TILE_32_BYTES,
+    TILE_256_BYTES,
+    TILE_ROWS,
+)
 from kinetic_core.backends.cpu.simd import (
     and_,
     bitcast_i32,
@@ -62,26 +69,12 @@ from kinetic_core.backends.cpu.simd import (
     zero_i32,
 )
 
-BLOCK_256_BYTES, SUMS_32_AT, SUMS_16_AT, SCALE_256_AT, BIAS_32_AT = 384, 256, 272, 304, 320
-BLOCK_32_BYTES, SCALE_32_AT, SCALED_SUM_AT, BIAS_8_AT, BIAS_16_AT, BIAS_128_AT = 52, 32, 36, 40, 44, 48
-
-#: Rows of a tile, and bytes of one block of all of them.
-TILE_ROWS = 16
-TILE_256_BYTES, TILE_32_BYTES = TILE_ROWS * BLOCK_256_BYTES + 64, TILE_ROWS * BLOCK_32_BYTES + 64
+SUMS_32_AT, SUMS_16_AT, SCALE_256_AT, BIAS_32_AT = 256, 272, 304, 320
+SCALE_32_AT, SCALED_SUM_AT, BIAS_8_AT, BIAS_16_AT, BIAS_128_AT = 32, 36, 40, 44, 48
 
 #: A block whose largest magnitude is below this counts as zero: 127 / amax would overflow for far smaller ones.
 TINY = np.float32(1e-30)
 _INFINITY_BITS, _NAN_BITS, _MAGNITUDE = 0x7F800000, 0x7FC00000, 0x7FFFFFFF
-
-
-def quantized_bytes(kind: str, n_in: int, max_rows: int) -> int:
-    """Bytes of a buffer for up to `max_rows` rows of `n_in` inputs, of kind `q8_256`, `q8_32`, or `f32` as it is."""
-    if kind == "f32":
-        return 4 * n_in * max_rows
-    block, n_bytes = {"q8_256": (256, TILE_256_BYTES), "q8_32": (32, TILE_32_BYTES)}[kind]
-    if n_in % block:
-        raise ValueError(f"{kind} rows need a multiple of {block} inputs, got {n_in}")
-    return -(-max_rows // TILE_ROWS) * (n_in // block) * n_bytes
 
 
 @njit(error_model="numpy")

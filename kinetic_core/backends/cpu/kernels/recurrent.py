@@ -7,7 +7,7 @@ replays the accepted rows' inputs, which were copied aside, with the same code.
 A sequence record is 8 words: first row, committed rows, all rows, slot, address of i64 parents of the drafts (offsets
 from the first row), number of snapshots, address of i64 (offset, slot) pairs.
 
-Arguments of `short_conv` (int64 words, strides in bytes). An item is a sequence and a strip of STRIP columns.
+Arguments of `short_conv` (int64 words, strides in bytes). An item is a sequence and a strip of CONV_STRIP columns.
 
     0 x, 1 stride   2 out, 3 stride   4 width   5 strips   6 taps K
     7 weights, transposed: f32[K, width]   8 bias: f32[width], or 0   9 activation: 0 none, 1 silu
@@ -28,6 +28,7 @@ from __future__ import annotations
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
+from kinetic_core.backends.cpu.kernels.constants import CONV_STRIP, MAX_KEY_DIM, MAX_PATH, MAX_TAPS, SEQUENCE_WORDS
 from kinetic_core.backends.cpu.kernels.mathfun import exp_scalar, silu
 from kinetic_core.backends.cpu.simd import (
     add,
@@ -48,11 +49,6 @@ from kinetic_core.backends.cpu.simd import (
 )
 from kinetic_core.backends.cpu.simd.machine import opaque
 
-SEQUENCE_WORDS = 8
-STRIP = 128
-MAX_TAPS = 16
-MAX_KEY_DIM = 512
-MAX_PATH = 1024
 _PATH_BYTES, _STRIP_BYTES, _SOURCES_BYTES = 8 * MAX_PATH, 64 * MAX_KEY_DIM, 8 * MAX_TAPS
 
 
@@ -112,8 +108,8 @@ def short_conv(args, begin, end):
     sources = stack_bytes(_SOURCES_BYTES)
     for item in range(begin, end):
         number = item // strips
-        column = STRIP * (item - number * strips)
-        width = min(STRIP, load_i64(args + 32) - column)
+        column = CONV_STRIP * (item - number * strips)
+        width = min(CONV_STRIP, load_i64(args + 32) - column)
         record = load_i64(args + 96) + 8 * SEQUENCE_WORDS * number
         n_committed, n_rows = load_i64(record + 8), load_i64(record + 16)
         state = load_i64(args + 80) + load_i64(record + 24) * load_i64(args + 88)
@@ -141,8 +137,8 @@ def replay_conv(args, begin, end):
     row_bytes = 4 * load_i64(args + 32)
     for item in range(begin, end):
         number = item // strips
-        column = STRIP * (item - number * strips)
-        width = min(STRIP, load_i64(args + 32) - column)
+        column = CONV_STRIP * (item - number * strips)
+        width = min(CONV_STRIP, load_i64(args + 32) - column)
         record = load_i64(args + 96) + 8 * SEQUENCE_WORDS * number
         state = load_i64(args + 80) + load_i64(record + 24) * load_i64(args + 88) + 4 * column
         for k in range(load_i64(record + 8)):

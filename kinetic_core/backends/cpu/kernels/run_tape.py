@@ -27,6 +27,7 @@ from __future__ import annotations
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
+from kinetic_core.backends.cpu.kernels.constants import ASLEEP, CALL_WORDS, DONE, LINE, STATE, STOP
 from kinetic_core.backends.cpu.simd.machine import (
     atomic_add,
     atomic_claim,
@@ -43,9 +44,6 @@ from kinetic_core.backends.cpu.simd.machine import (
 )
 from kinetic_core.backends.cpu.simd.memory import load_i64, store_i64
 
-CALL_WORDS = 8
-LINE = 8
-STATE, DONE, STOP, ASLEEP = 0, LINE, 2 * LINE, 3 * LINE
 _TICKETS = 1 << 32
 _CLOSED = _TICKETS - 1
 

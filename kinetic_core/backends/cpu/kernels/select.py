@@ -20,6 +20,7 @@ import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
+from kinetic_core.backends.cpu.kernels.constants import MAX_TOP_K
 from kinetic_core.backends.cpu.simd import (
     eq,
     gt,
@@ -38,8 +39,6 @@ from kinetic_core.backends.cpu.simd import (
     store_i64,
     zero_i32,
 )
-
-MAX_TOP_K = 128
 
 
 @njit(error_model="numpy")
