@@ -7,6 +7,7 @@ tracebacks.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,10 @@ INTERRUPTED_STATUS = 130
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line (default: the process's own) and end the process with its exit status."""
+    # NumPy's linear algebra is not used here, but its threads would start all the same, and spin for a while.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A vocabulary is some hundred thousand objects at once: looking for cycles among them takes longer than reading it.
+    gc.set_threshold(100_000)
     from kinetic_core.cli.application import make_application
     from kinetic_core.errors import KineticError
 

@@ -121,10 +121,7 @@ def aligned_bytes(n_bytes: int) -> npt.NDArray[np.uint8]:
 
 @cache
 def _units(type_: GGMLType) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """i64[units, 3] of the group block and of its tail: each unit's size in bytes (1, 2, 4), row of 16 and offset.
-
-    A unit whose bytes are neighbours in the file's block is copied whole, another byte by byte.
-    """
+    """i64[units, 5] of the group block and of its tail, as kernels/pack.py reads them."""
     layout = _LAYOUTS[type_]
     tables = []
     for fields in (layout.main, layout.tail):
@@ -132,13 +129,9 @@ def _units(type_: GGMLType) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
         for field in fields:
             for start in range(0, len(field.sources), field.unit):
                 unit = field.sources[start : start + field.unit]
-                whole = list(unit) == list(range(unit[0], unit[0] + field.unit))
-                for row in range(GROUP):
-                    if whole:
-                        table.append((field.unit, row, unit[0]))
-                    else:
-                        table += [(1, row, offset) for offset in unit]
-        tables.append(np.array(table, np.int64).reshape(-1, 3))
+                neighbours = unit == tuple(range(unit[0], unit[0] + field.unit))
+                table.append((field.unit if neighbours else -field.unit, *unit, *(0 for _ in range(4 - field.unit))))
+        tables.append(np.array(table, np.int64).reshape(-1, 5))
     return tables[0], tables[1]
 
 
@@ -208,10 +201,11 @@ def row_offsets(type_: GGMLType) -> npt.NDArray[np.int32]:
     table = np.zeros((GROUP, BLOCK_FORMATS[type_].block_bytes), np.int32)
     for is_tail, units in enumerate(_units(type_)):
         at = 0
-        for size, row, offset in units:
-            where = np.arange(at, at + size)
-            table[row, offset : offset + size] = -1 - where if is_tail else where
-            at += int(size)
+        for size, *offsets in units.tolist():
+            for row in range(GROUP):
+                where = np.arange(at, at + abs(size))
+                table[row, offsets[: abs(size)]] = -1 - where if is_tail else where
+                at += abs(size)
     return table
 
 
