@@ -383,9 +383,10 @@ def _normalized(key: str, value: Any) -> Value:
     if isinstance(value, bool | float | str) or (isinstance(value, int) and -(2**63) <= value < 2**64):
         return value
     if isinstance(value, list | tuple):
-        if all(isinstance(element, str) for element in value):
+        types = set(map(type, value))
+        if types <= {str} or all(isinstance(element, str) for element in value):
             return tuple(value)
-        if len({type(element) for element in value}) == 1:
+        if len(types) == 1:
             value = np.array(value)
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "biuf":
         if not value.flags.writeable:
