@@ -10,7 +10,6 @@ from kinetic_core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from kinetic_core.gguf import TensorSource
-    from kinetic_core.interfaces.architecture import Architecture
     from kinetic_core.plugins import Registry
 
 
@@ -45,6 +44,7 @@ def describe_model(
     Raises ModelError for a file that its architecture refuses.
     """
     from kinetic_core.engine.sizing import choose_sizes
+    from kinetic_core.program.record import record_program
 
     metadata = source.metadata
     key = metadata.get_str("general.architecture")
@@ -78,7 +78,7 @@ def describe_model(
         facts["missing"] = str(error)
         return facts
     architecture = architecture_class(source)
-    program, prediction = _record(architecture, registry, source)
+    program = record_program(architecture, registry.get("head", "full")(), source)
     sizes = choose_sizes(
         program, architecture.context_length, weight_bytes=weight_bytes, kv_type=kv, ctx=ctx, parallel=1
     )
@@ -91,21 +91,9 @@ def describe_model(
         "kv_bytes_per_token": kv_bytes,
         "state_bytes_per_sequence": program.state_bytes,
         "memory_bytes": weight_bytes + kv_bytes * sizes.context_length + program.state_bytes,
-        "prediction": prediction,
+        "prediction": program.prediction is not None,
     }
     return facts
-
-
-def _record(architecture: Architecture, registry: Registry, source: TensorSource) -> tuple[Any, bool]:
-    """The program, and whether the file has a block that predicts the token after the next."""
-    from kinetic_core.program.builder import ProgramBuilder
-    from kinetic_core.program.record import record_program
-
-    program = record_program(architecture, registry.get("head", "full")(), source)
-    if not architecture.capabilities.has_prediction_block:
-        return program, False
-    b = ProgramBuilder({name: tensor.shape for name, tensor in source.tensors.items()})
-    return program, architecture.build_prediction(b, architecture.build(b)) is not None
 
 
 def _print(facts: dict[str, Any]) -> None:

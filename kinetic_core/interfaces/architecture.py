@@ -91,13 +91,22 @@ class Architecture(ABC):
     def output(self, b: ProgramBuilder) -> tuple[Any, float]:
         """The output layer's weight [vocab, d_model] and the factor that its logits are multiplied with."""
 
-    def build_prediction(self, b: ProgramBuilder, hidden: Value) -> Value | None:
-        """Record the block that predicts the token after the next, if this file has one.
+    @property
+    def has_prediction(self) -> bool:
+        """Does this file carry a block that predicts the token after the next?"""
+        return False
 
-        Its rows are (hidden after the last norm of token t, token t + 1); it returns its own hidden for the output
-        layer. None: the file has no such block.
+    def build_prediction(self, b: ProgramBuilder, hidden: Value) -> Value:
+        """Record the block that predicts the token after the next; only called where `has_prediction`.
+
+        A row is a token t + 1 at its position; `hidden` its token t's hidden state after the trunk's last norm (or,
+        further ahead, what this block returned for it). Returns the hidden state that its output layer reads.
         """
-        return None
+        raise NotImplementedError(f"{type(self).__name__} has no prediction block")
+
+    def prediction_output(self, b: ProgramBuilder) -> tuple[Any, float]:
+        """The output layer of the prediction block: weight and factor, as `output`; by default the trunk's."""
+        return self.output(b)
 
     def ignored_tensors(self) -> Sequence[str]:
         """Tensors that files of this family carry and the forward pass does not need."""

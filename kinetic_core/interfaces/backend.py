@@ -28,6 +28,8 @@ class BackendCapabilities:
     """Does a step take draft rows, and `commit` accept them?"""
     supports_snapshots: bool = False
     """Can recurrent states be copied after a named row, read and written?"""
+    supports_prediction: bool = False
+    """Can it run a program's prediction block?"""
     kv_types: tuple[str, ...] = ("f32",)
     """Types of the cache of keys and values that `LoadOptions.kv_type` may name."""
 
@@ -79,6 +81,26 @@ class Executable(ABC):
         accepted: offsets (from `sequence.first_row`) of the accepted path, parent before child. The sequence's
         `block_table` must cover the new positions. Leaves the bits that plain decoding would have left.
         """
+
+    def hidden(self, first_row: int, n_rows: int) -> npt.NDArray[np.float32]:
+        """f32[n_rows, d_model]: hidden states after the last norm of rows of the last step, valid until the next.
+
+        After `run` the trunk's, after `predict` the prediction block's own. Only where `supports_prediction`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps no hidden states")
+
+    def predict(self, batch: RowBatch, hidden: npt.NDArray[np.float32]) -> None:
+        """Run the prediction block; `logits`, `candidates` and `hidden` are then its own.
+
+        batch:  committed rows only, positions from 1 on; no snapshots. A row is a token at its position; its logits
+                are those of the token after it. Its keys and values go to the sequence's blocks, in place of what an
+                earlier call left at that position: guesses are run again once their tokens are known.
+        hidden: f32[rows, d_model], each row's hidden state of the position before it (`hidden` of the step that ran
+                it, or of an earlier `predict` when guessing further ahead).
+
+        Drafts of the last step that were not committed by now are dropped. Recurrent states are not touched.
+        """
+        raise NotImplementedError(f"{type(self).__name__} runs no prediction blocks")
 
     @abstractmethod
     def copy_block(self, source: int, target: int) -> None:

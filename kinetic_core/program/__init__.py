@@ -5,7 +5,7 @@
 """
 
 from kinetic_core.program.builder import ProgramBuilder
-from kinetic_core.program.program import Program
+from kinetic_core.program.program import Prediction, Program
 from kinetic_core.program.values import KVLayer, RecurrentState, Value, Weight
 
-__all__ = ["KVLayer", "Program", "ProgramBuilder", "RecurrentState", "Value", "Weight"]
+__all__ = ["KVLayer", "Prediction", "Program", "ProgramBuilder", "RecurrentState", "Value", "Weight"]

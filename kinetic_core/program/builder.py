@@ -7,7 +7,7 @@ from typing import Literal
 
 from kinetic_core.errors import TensorError, describe
 from kinetic_core.program import ops
-from kinetic_core.program.program import Program
+from kinetic_core.program.program import Prediction, Program
 from kinetic_core.program.values import Axis, KVLayer, RecurrentState, Value, Weight
 
 
@@ -24,6 +24,7 @@ class ProgramBuilder:
         self._weights: dict[str, Weight] = {}
         self._kv_layers: list[KVLayer] = []
         self._states: list[RecurrentState] = []
+        self._trunk_ops: tuple[ops.Op, ...] | None = None
 
     # weights
 
@@ -210,12 +211,17 @@ class ProgramBuilder:
         scale: float | None = None,
         window: int | None = None,
     ) -> Value:
-        """Causal grouped-query attention with its own keys and values; scale defaults to 1 / sqrt(head_dim)."""
+        """Causal grouped-query attention with its own keys and values; scale defaults to 1 / sqrt(head_dim).
+
+        In a prediction block positions count from 1: position 0 has no hidden state before it.
+        """
         _check_divides("the number of key heads", kv_heads, heads)
         _check("width of q", q.width, heads * head_dim)
         _check("width of k", k.width, kv_heads * head_dim)
         _check("width of v", v.width, kv_heads * head_dim)
-        layer = KVLayer(len(self._kv_layers), kv_heads, head_dim, window)
+        layer = KVLayer(
+            len(self._kv_layers), kv_heads, head_dim, window, first_position=0 if self._trunk_ops is None else 1
+        )
         self._kv_layers.append(layer)
         out = self._value(q.width)
         self._record(ops.Attention(out, q, k, v, layer, heads, head_dim**-0.5 if scale is None else scale))
@@ -252,7 +258,84 @@ class ProgramBuilder:
         self._record(ops.DeltaRule(out, q, k, v, decay, beta, state, key_heads, value_heads))
         return out
 
+    def mamba2_scan(
+        self, x: Value, b: Value, c: Value, dt: Value, a: Weight, d: Weight, *, heads: int, groups: int
+    ) -> Value:
+        """The recurrence of Mamba-2 with its own state, see `ops.Mamba2Scan`."""
+        _check_divides("the number of heads", heads, x.width)
+        _check_divides("the number of groups", groups, b.width)
+        _check_divides("the groups of the heads", groups, heads)
+        _check("width of c", c.width, b.width)
+        _check("width of dt", dt.width, heads)
+        for weight in (a, d):
+            _check(f"width of {weight.name!r}", _size(weight), heads)
+        state = self._state("mamba2_scan", (heads, b.width // groups, x.width // heads))
+        out = self._value(x.width)
+        self._record(ops.Mamba2Scan(out, x, b, c, dt, a, d, state, heads, groups))
+        return out
+
+    def softplus(self, x: Value, bias: Weight | None = None) -> Value:
+        """ln(1 + e^(x + bias))."""
+        if bias is not None:
+            _check(f"width of {bias.name!r}", _size(bias), x.width)
+        out = self._value(x.width, x.axis)
+        self._record(ops.Softplus(out, x, bias))
+        return out
+
+    def route(
+        self,
+        logits: Value,
+        n_used: int,
+        scoring: Literal["softmax", "sigmoid"],
+        *,
+        bias: Weight | None = None,
+        normalized: bool = True,
+        eps: float = 0.0,
+    ) -> tuple[Value, Value]:
+        """(experts, weights), each f32[rows, n_used], see `ops.Route`."""
+        if not 1 <= n_used <= logits.width:
+            raise ValueError(describe("bad number of experts per row", got=n_used, expected=f"1 to {logits.width}"))
+        if bias is not None:
+            _check(f"width of {bias.name!r}", _size(bias), logits.width)
+        experts, weights = self._value(n_used, logits.axis), self._value(n_used, logits.axis)
+        self._record(ops.Route(experts, weights, logits, scoring, bias, normalized, eps))
+        return experts, weights
+
+    def experts(self, x: Value, routed: tuple[Value, Value], gate: Weight, up: Weight, down: Weight) -> Value:
+        """The weighted sum of the routed experts, see `ops.Experts`; routed: what `route` gave."""
+        experts, weights = routed
+        n_experts, d_expert = gate.shape[0], gate.shape[1]
+        for weight, shape in ((gate, (d_expert, x.width)), (up, (d_expert, x.width)), (down, (x.width, d_expert))):
+            _check(f"shape of {weight.name!r}", weight.shape, (n_experts, *shape))
+        _check("width of the weights", weights.width, experts.width)
+        _check("axis of the experts", experts.axis, x.axis)
+        out = self._value(x.width, x.axis)
+        self._record(ops.Experts(out, x, experts, weights, gate, up, down))
+        return out
+
+    def concatenate(self, a: Value, b: Value) -> Value:
+        """The columns of a, then those of b."""
+        _check("axis of the second operand", b.axis, a.axis)
+        out = self._value(a.width + b.width, a.axis)
+        self._record(ops.Concatenate(out, a, b))
+        return out
+
+    # the prediction block
+
+    def begin_prediction(self, d_model: int) -> Value:
+        """What is recorded from here on is the prediction block; its input: f32[rows, d_model], hidden states.
+
+        Row r of the input is the trunk's hidden state (after the last norm) of the position before the row's token.
+        """
+        _check("prediction blocks begun before", self._trunk_ops is not None, False)
+        self._trunk_ops, self._ops = tuple(self._ops), []
+        hidden = self._value(d_model)
+        self._record(ops.HiddenInput(hidden))
+        return hidden
+
     def _state(self, name: str, shape: tuple[int, ...]) -> RecurrentState:
+        if self._trunk_ops is not None:
+            raise ValueError(describe("a prediction block cannot have recurrent states", got=name))
         state = RecurrentState(len(self._states), name, shape)
         self._states.append(state)
         return state
@@ -261,8 +344,17 @@ class ProgramBuilder:
         _check("width of the second operand", b.width, a.width)
         _check("axis of the second operand", b.axis, a.axis)
 
-    def finish(self, hidden: Value, logits: Value, ignored: Sequence[str] = ()) -> Program:
-        """The program. Raises TensorError when the file has tensors that no operation reads."""
+    def finish(
+        self,
+        hidden: Value,
+        logits: Value,
+        ignored: Sequence[str] = (),
+        prediction: tuple[Value, Value] | None = None,
+    ) -> Program:
+        """The program. prediction: hidden and logits of the prediction block, if one was recorded.
+
+        Raises TensorError when the file has tensors that no operation reads.
+        """
         unread = sorted(set(self._shapes) - set(self._weights) - set(ignored))
         if unread:
             shown = ", ".join(unread[:5]) + (f" and {len(unread) - 5} more" if len(unread) > 5 else "")
@@ -273,14 +365,16 @@ class ProgramBuilder:
                     hint="it is of a variant that is not supported",
                 )
             )
+        trunk = tuple(self._ops) if self._trunk_ops is None else self._trunk_ops
         return Program(
-            ops=tuple(self._ops),
+            ops=trunk,
             n_values=self._n_values,
             weights=tuple(self._weights.values()),
             kv_layers=tuple(self._kv_layers),
             states=tuple(self._states),
             hidden=hidden,
             logits=logits,
+            prediction=None if prediction is None else Prediction(tuple(self._ops), *prediction),
         )
 
 

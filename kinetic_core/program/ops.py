@@ -1,7 +1,7 @@
 """The operations of a program, as data. kinetic_core/reference says in NumPy what each computes.
 
-Naming: `out` and `outs` are what an operation makes; every other `Value` field is read. Widths are checked when the
-builder records an operation, so a backend may rely on them.
+Naming: `out` and `outs` (of `Route`: `experts` and `weights`) are what an operation makes; every other `Value` field is
+read. Widths are checked when the builder records an operation, so a backend may rely on them.
 """
 
 from __future__ import annotations
@@ -206,6 +206,88 @@ class Sigmoid:
     x: Value
 
 
+@attrs.frozen
+class Softplus:
+    """out = ln(1 + e^(x + bias)). bias: [width] or None."""
+
+    out: Value
+    x: Value
+    bias: Weight | None = None
+
+
+@attrs.frozen
+class Mamba2Scan:
+    """The recurrence of Mamba-2, one state S [state_dim, head_dim] per head (S[n, p] of the paper's S^T).
+
+    Per row: S = exp(dt a) S + b (dt x)^T; out = S^T c + d x. Head h reads group h // (heads // groups) of b and c.
+    x, out: [heads * head_dim]; b, c: [groups * state_dim]; dt: [heads], after softplus; a (negative), d: [heads].
+    Source: Dao and Gu 2024, arXiv 2405.21060.
+    """
+
+    out: Value
+    x: Value
+    b: Value
+    c: Value
+    dt: Value
+    a: Weight
+    d: Weight
+    state: RecurrentState
+    heads: int
+    groups: int
+
+
+@attrs.frozen
+class Route:
+    """Choose each row's experts and their weights, in ascending expert id.
+
+    s = softmax or sigmoid of the logits. Chosen are the `experts.width` experts with the highest s + bias; equal ones
+    by the lower id. weights = s of the chosen; if `normalized`, divided by (their sum + eps).
+
+    logits: [n_experts]; experts: ids as floats, weights: [n_used]; bias: [n_experts] or None.
+    """
+
+    experts: Value
+    weights: Value
+    logits: Value
+    scoring: Literal["softmax", "sigmoid"]
+    bias: Weight | None
+    normalized: bool
+    eps: float
+
+
+@attrs.frozen
+class Experts:
+    """out = sum over the row's experts e, in ascending id, of weight_e * (down_e (silu(gate_e x) * up_e x)).
+
+    experts, weights: [n_used], as `Route` makes them; gate, up: [n_experts, d_expert, d_model];
+    down: [n_experts, d_model, d_expert]. Source: Shazeer et al. 2017, arXiv 1701.06538.
+    """
+
+    out: Value
+    x: Value
+    experts: Value
+    weights: Value
+    gate: Weight
+    up: Weight
+    down: Weight
+
+
+@attrs.frozen
+class HiddenInput:
+    """out = the hidden states that the caller of a prediction step gives with its rows: f32[rows, d_model]."""
+
+    out: Value
+
+
+@attrs.frozen
+class Concatenate:
+    """out = the columns of a, then those of b."""
+
+    out: Value
+    a: Value
+    b: Value
+
+
 Op = (
     Embedding
     | GatherOutputs
@@ -223,4 +305,10 @@ Op = (
     | DeltaRule
     | DecayGate
     | Sigmoid
+    | Softplus
+    | Mamba2Scan
+    | Route
+    | Experts
+    | HiddenInput
+    | Concatenate
 )

@@ -11,6 +11,22 @@ KV_BYTES = {"f16": 2, "f32": 4}
 
 
 @attrs.frozen
+class Prediction:
+    """The block that predicts the token after the next, a program of its own on the same weights and KV blocks.
+
+    A row is a token at its position and the hidden state of the position before it. Its attention layers are among
+    the program's `kv_layers`; its values are numbered with the program's.
+
+    hidden: f32[rows, d_model] after its last norm: what the next guess takes in place of the trunk's hidden state.
+    logits: f32[outputs, vocab] of the token after the row's.
+    """
+
+    ops: tuple[Op, ...]
+    hidden: Value
+    logits: Value
+
+
+@attrs.frozen
 class Program:
     """A model as a list of operations on named values with a symbolic number of rows.
 
@@ -21,6 +37,7 @@ class Program:
     states:    the recurrent states.
     hidden:    f32[rows, d_model] after the last norm.
     logits:    f32[outputs, vocab].
+    prediction: the prediction block, if the model has one.
     """
 
     ops: tuple[Op, ...]
@@ -30,10 +47,16 @@ class Program:
     states: tuple[RecurrentState, ...]
     hidden: Value
     logits: Value
+    prediction: Prediction | None = None
 
     def kv_bytes_per_position(self, kv_type: str = "f16") -> int:
         """Bytes of keys and values that one position of one sequence takes, all layers."""
         return sum(2 * layer.kv_heads * layer.head_dim for layer in self.kv_layers) * KV_BYTES[kv_type]
+
+    @property
+    def all_ops(self) -> tuple[Op, ...]:
+        """The operations of the trunk, then those of the prediction block."""
+        return self.ops + (self.prediction.ops if self.prediction is not None else ())
 
     @property
     def state_bytes(self) -> int:
@@ -41,4 +64,4 @@ class Program:
         return sum(state.n_bytes for state in self.states)
 
     def __str__(self) -> str:
-        return "\n".join(f"{number:4d}  {op}" for number, op in enumerate(self.ops))
+        return "\n".join(f"{number:4d}  {op}" for number, op in enumerate(self.all_ops))

@@ -23,4 +23,9 @@ def record_program(architecture: Architecture, head: OutputHead, source: TensorS
     hidden = architecture.build(b)
     weight, scale = architecture.output(b)
     logits = head.record(b, hidden, weight, scale)
-    return b.finish(hidden, logits, ignored=architecture.ignored_tensors())
+    prediction = None
+    if architecture.has_prediction:
+        predicted = architecture.build_prediction(b, b.begin_prediction(hidden.width))
+        weight, scale = architecture.prediction_output(b)
+        prediction = predicted, head.record(b, predicted, weight, scale)
+    return b.finish(hidden, logits, ignored=architecture.ignored_tensors(), prediction=prediction)

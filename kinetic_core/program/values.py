@@ -38,12 +38,14 @@ class KVLayer:
     """One attention layer's keys and values in the sequence's blocks.
 
     window: positions that a row sees, itself included; None: all.
+    first_position: the first position that exists in this layer; no row at an earlier one is run.
     """
 
     index: int
     kv_heads: int
     head_dim: int
     window: int | None = None
+    first_position: int = 0
 
 
 @attrs.frozen

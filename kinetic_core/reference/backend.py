@@ -24,7 +24,7 @@ from kinetic_core.interfaces.batch import RowBatch, SequenceRows
 from kinetic_core.program import ops
 from kinetic_core.program.values import RecurrentState, Value, Weight
 from kinetic_core.reference import ops as truth
-from kinetic_core.reference.checks import check_batch, check_table
+from kinetic_core.reference.checks import check_batch, check_prediction, check_table
 from kinetic_core.reference.ops import F32, F64
 from kinetic_core.reference.state import KV_DTYPES, Floats, KVBlocks, StateSlots
 
@@ -57,12 +57,17 @@ class _Step:
     """One step's values, and what its drafts left until somebody commits them.
 
     values: value index -> f32[rows or outputs, width].
+    hidden, logits: the values that are read after the step.
+    given: the hidden states that a prediction step starts from.
     keys, vals: KV layer index -> all rows' keys and values [rows, kv_heads, head_dim], rounded to the cache type.
     states: (state index, row of a draft) -> the state after that row.
     open_drafts: first rows of the sequences whose drafts may still be committed.
     """
 
     batch: RowBatch
+    hidden: Value
+    logits: Value
+    given: F32 | None = None
     values: dict[int, F32] = attrs.field(factory=dict)
     keys: dict[int, Floats] = attrs.field(factory=dict)
     vals: dict[int, Floats] = attrs.field(factory=dict)
@@ -92,7 +97,7 @@ class ReferenceExecutable(Executable):
             options.progress("reading weights", 1.0)
         self._blocks = KVBlocks(program.kv_layers, options.n_blocks, options.kv_type)
         self._slots = StateSlots(program.states, options.n_slots)
-        self._vocab = min(op.weight.shape[0] for op in program.ops if isinstance(op, ops.Embedding))
+        self._vocab = min(op.weight.shape[0] for op in program.all_ops if isinstance(op, ops.Embedding))
         self._step: _Step | None = None
         self._closed = False
 
@@ -102,14 +107,27 @@ class ReferenceExecutable(Executable):
         """Run one step. Raises BackendError for a batch that breaks the contract, NumericalError for a NaN logit."""
         self._check_open()
         check_batch(self.program, batch, self.options, self._vocab)
-        self._step = None
-        step = _Step(batch)
-        for op in self.program.ops:
-            self._run_op(op, step)
-        for output, head in enumerate(batch.heads):
-            if np.isnan(step[self.program.logits][output]).any():
-                raise NumericalError(describe("a logit is NaN", where=f"row {head.row} of the step"))
+        step = _Step(batch, self.program.hidden, self.program.logits)
+        self._run_ops(self.program.ops, step)
         step.open_drafts = {sequence.first_row for sequence in batch.sequences}
+
+    def predict(self, batch: RowBatch, hidden: npt.NDArray[np.float32]) -> None:
+        """Run the prediction block. Raises BackendError without one, for drafts and for a bad batch or `hidden`."""
+        self._check_open()
+        prediction = self.program.prediction
+        if prediction is None:
+            raise BackendError(describe("the model has no prediction block"))
+        check_batch(self.program, batch, self.options, self._vocab)
+        check_prediction(batch, hidden, self.program.hidden.width)
+        self._run_ops(prediction.ops, _Step(batch, prediction.hidden, prediction.logits, given=hidden))
+
+    def _run_ops(self, program_ops: Sequence[ops.Op], step: _Step) -> None:
+        self._step = None
+        for op in program_ops:
+            self._run_op(op, step)
+        for output, head in enumerate(step.batch.heads):
+            if np.isnan(step[step.logits][output]).any():
+                raise NumericalError(describe("a logit is NaN", where=f"row {head.row} of the step"))
         self._step = step
 
     def _weight(self, weight: Weight) -> F64:
@@ -149,6 +167,22 @@ class ReferenceExecutable(Executable):
             case ops.DecayGate():
                 a, dt_bias = self._weight(op.a), self._weight(op.dt_bias)
                 step.put(op.out, (truth.decay_gate(x, a, dt_bias) for x in step[op.x]))
+            case ops.Softplus():
+                bias = self._optional(op.bias)
+                step.put(op.out, (truth.softplus(x, bias) for x in step[op.x]))
+            case ops.Concatenate():
+                step.put(op.out, (np.concatenate([a, b]) for a, b in _rows(step[op.a], step[op.b])))
+            case ops.HiddenInput():
+                assert step.given is not None
+                step.put(op.out, step.given)
+            case ops.Route():
+                self._run_route(op, step)
+            case ops.Experts():
+                matrices = [self._weight(weight) for weight in (op.gate, op.up, op.down)]
+                routed = zip(step[op.x], step[op.experts], step[op.weights], strict=True)
+                step.put(op.out, (truth.experts(x, chosen, w, *matrices) for x, chosen, w in routed))
+            case ops.Mamba2Scan():
+                self._run_mamba2_scan(op, step)
             case ops.Rope():
                 self._run_rope(op, step)
             case ops.Attention():
@@ -157,6 +191,22 @@ class ReferenceExecutable(Executable):
                 self._run_short_conv(op, step)
             case ops.DeltaRule():
                 self._run_delta_rule(op, step)
+
+    def _run_route(self, op: ops.Route, step: _Step) -> None:
+        bias, n_used = self._optional(op.bias), op.experts.width
+        routed = [truth.route(x, n_used, op.scoring, bias, op.normalized, op.eps) for x in step[op.logits]]
+        step.put(op.experts, (chosen for chosen, _ in routed))
+        step.put(op.weights, (weights for _, weights in routed))
+
+    def _run_mamba2_scan(self, op: ops.Mamba2Scan, step: _Step) -> None:
+        x, b, c, dt = (step[value] for value in (op.x, op.b, op.c, op.dt))
+        a, d = self._weight(op.a), self._weight(op.d)
+        self._recur(
+            step,
+            op.out,
+            op.state,
+            lambda row, state: truth.mamba2_scan(x[row], b[row], c[row], dt[row], a, d, state, op.heads, op.groups),
+        )
 
     def _run_rope(self, op: ops.Rope, step: _Step) -> None:
         factors = self._optional(op.factors)
@@ -186,6 +236,7 @@ class ReferenceExecutable(Executable):
                 seen_keys = np.concatenate([past_keys, keys[drafts]])
                 seen_values = np.concatenate([past_values, values[drafts]])
                 start = 0 if layer.window is None else max(0, len(seen_keys) - layer.window)
+                start = max(start, layer.first_position)
                 q = step[op.q][first + offset]
                 outs.append(truth.attention(q, seen_keys[start:], seen_values[start:], op.heads, op.scale))
         step.put(op.out, outs)
@@ -232,7 +283,7 @@ class ReferenceExecutable(Executable):
         step = self._output_step(output)
         if step.batch.heads[output].top_k is not None:
             raise BackendError(describe(f"output {output} asked for candidates, not for the whole distribution"))
-        return step[self.program.logits][output]
+        return step[step.logits][output]
 
     def candidates(self, output: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """The best `top_k` tokens and their scores, best first; then those of `exact_ids` that are not among them."""
@@ -240,13 +291,21 @@ class ReferenceExecutable(Executable):
         head = step.batch.heads[output]
         if head.top_k is None:
             raise BackendError(describe(f"output {output} asked for the whole distribution, not for candidates"))
-        scores = step[self.program.logits][output]
+        scores = step[step.logits][output]
         # The minus makes -0 equal +0 and higher scores first; ties then go to the lower id.
         order = np.lexsort((np.arange(len(scores)), -scores))
         best = order[: head.top_k]
         others = order[head.top_k :]
         chosen = np.concatenate([best, others[np.isin(others, head.exact_ids)]])
         return chosen.astype(np.int32), scores[chosen]
+
+    def hidden(self, first_row: int, n_rows: int) -> npt.NDArray[np.float32]:
+        """f32[n_rows, d_model] of the last step."""
+        self._check_open()
+        step = self._step
+        if step is None or not 0 <= first_row <= first_row + n_rows <= step.batch.n_rows:
+            raise BackendError(describe("no such rows of the last step", got=f"{n_rows} from {first_row}"))
+        return step[step.hidden][first_row : first_row + n_rows]
 
     def _output_step(self, output: int) -> _Step:
         self._check_open()
@@ -275,8 +334,8 @@ class ReferenceExecutable(Executable):
         if self.program.kv_layers:
             check_table(sequence, first_position + len(accepted), self.options, where)
         step.open_drafts.discard(ran.first_row)
-        for layer in self.program.kv_layers:
-            keys, values = step.keys[layer.index], step.vals[layer.index]
+        for index, keys in step.keys.items():
+            layer, values = self.program.kv_layers[index], step.vals[index]
             for position, offset in enumerate(accepted, first_position):
                 row = ran.first_row + offset
                 self._blocks.write(layer, sequence.block_table, position, keys[row], values[row])
@@ -363,7 +422,9 @@ def _read(source: TensorSource, weight: Weight) -> F64:
 class ReferenceBackend(KernelBackend):
     """The truth that other backends are compared with; any program, any batch, any tensor type, and slow."""
 
-    capabilities = BackendCapabilities(supports_drafts=True, supports_snapshots=True, kv_types=("f16", "f32"))
+    capabilities = BackendCapabilities(
+        supports_drafts=True, supports_snapshots=True, supports_prediction=True, kv_types=("f16", "f32")
+    )
 
     def load(self, program: Program, source: TensorSource, options: LoadOptions) -> ReferenceExecutable:
         """Read the weights, dequantized; BackendError for an unknown type of the cache."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from kinetic_core.errors import BackendError, describe
 from kinetic_core.interfaces.backend import LoadOptions
@@ -41,6 +42,20 @@ def check_batch(program: Program, batch: RowBatch, options: LoadOptions, vocab: 
         last_row = head.row
     if len(batch.heads) > options.max_outputs:
         _refuse("too many outputs", "the batch", len(batch.heads), f"at most {options.max_outputs}")
+
+
+def check_prediction(batch: RowBatch, hidden: npt.NDArray[np.float32], d_model: int) -> None:
+    """Raise BackendError for a batch or hidden states that a prediction step cannot take; see `Executable.predict`."""
+    for number, sequence in enumerate(batch.sequences):
+        where = f"sequence {number} of the batch"
+        if sequence.draft_parents or sequence.snapshots:
+            _refuse("a prediction step takes no drafts and no snapshots", where, sequence.n_rows, "committed rows only")
+        if sequence.start < 1:
+            _refuse("a prediction step needs a hidden state before each row", where, sequence.start, "from 1 on")
+    if hidden.dtype != np.float32 or hidden.shape != (batch.n_rows, d_model):
+        _refuse(
+            "bad hidden", "the step", f"{hidden.dtype} of shape {hidden.shape}", f"float32 [{batch.n_rows}, {d_model}]"
+        )
 
 
 def _refuse(what: str, where: str, got: object, expected: object) -> NoReturn:

@@ -96,6 +96,11 @@ def sigmoid(x: F32) -> F32:
     return _narrow(_sigmoid(_wide(x)))
 
 
+def softplus(x: F32, bias: F64 | None) -> F32:
+    """ln(1 + e^(x + bias)); x, bias: [width]."""
+    return _narrow(np.logaddexp(0.0, _wide(x) if bias is None else _wide(x) + bias.reshape(-1)))
+
+
 def decay_gate(x: F32, a: F64, dt_bias: F64) -> F32:
     """a * ln(1 + e^(x + dt_bias)); all [heads]."""
     return _narrow(a.reshape(-1) * np.logaddexp(0.0, _wide(x) + dt_bias.reshape(-1)))
@@ -170,3 +175,54 @@ def delta_rule(
         out[head] = _dot(s.T, query)
         after[head] = s
     return _narrow(out.reshape(-1)), after
+
+
+def mamba2_scan(
+    x: F32, b: F32, c: F32, dt: F32, a: F64, d: F64, state: F32, heads: int, groups: int
+) -> tuple[F32, F32]:
+    """One row of the Mamba-2 recurrence, and the state after it.
+
+    x: [heads * head_dim], b, c: [groups * state_dim], dt, a, d: [heads], state: [heads, state_dim, head_dim].
+    Source: Dao and Gu 2024, arXiv 2405.21060.
+    """
+    inputs = _wide(x).reshape(heads, -1)
+    keys, queries = _wide(b).reshape(groups, -1), _wide(c).reshape(groups, -1)
+    a, d = a.reshape(-1), d.reshape(-1)
+    out = np.empty_like(inputs)
+    after = np.empty_like(state)
+    for head in range(heads):
+        group = head // (heads // groups)
+        step = float(dt[head])
+        s = np.exp(step * a[head]) * _wide(state[head]) + np.outer(keys[group], step * inputs[head])
+        out[head] = _dot(s.T, queries[group]) + d[head] * inputs[head]
+        after[head] = s
+    return _narrow(out.reshape(-1)), after
+
+
+def route(
+    logits: F32, n_used: int, scoring: Literal["softmax", "sigmoid"], bias: F64 | None, normalized: bool, eps: float
+) -> tuple[F32, F32]:
+    """(ids of the chosen experts, ascending; their weights), each [n_used]. logits, bias: [n_experts]."""
+    wide = _wide(logits)
+    if scoring == "softmax":
+        scores = np.exp(wide - wide.max())
+        scores = scores / scores.sum()
+    else:
+        scores = _sigmoid(wide)
+    ranked = scores if bias is None else scores + bias.reshape(-1)
+    # Rounded once before they are compared: equal scores go to the lower id.
+    order = np.lexsort((np.arange(len(wide)), -_narrow(ranked)))
+    chosen = np.sort(order[:n_used])
+    weights = scores[chosen]
+    if normalized:
+        weights = weights / (weights.sum() + eps)
+    return chosen.astype(np.float32), _narrow(weights)
+
+
+def experts(x: F32, chosen: F32, weights: F32, gate: F64, up: F64, down: F64) -> F32:
+    """x: [d_model], chosen, weights: [n_used], gate, up: [n_experts, d_expert, d_model], down: the other way round."""
+    total = np.zeros(len(x))
+    for expert, weight in zip(chosen.astype(np.int64), _wide(weights), strict=True):
+        inner = _narrow(_silu(_dot(gate[expert], x)) * _dot(up[expert], x))
+        total = total + weight * _dot(down[expert], inner)
+    return _narrow(total)

@@ -2,8 +2,10 @@
 
 Blocks are of four kinds, named by ``tiny-hybrid.layer_types``: ``attention`` (norms per head, a gate per head, half
 of each head rotated), ``window`` (the same with a sliding window and adjacent-pair rope), ``conv`` (a gated short
-convolution) and ``delta`` (the gated delta rule behind a short convolution). Every block ends with a gated
-feed-forward layer. Sizes are odd on purpose: heads x head size is not the hidden size, value heads are not key heads,
+convolution), ``delta`` (the gated delta rule behind a short convolution) and ``mamba`` (the Mamba-2 recurrence behind
+one). Every block ends with a gated feed-forward layer, or with ``tiny-hybrid.expert_count`` > 0 with experts and a
+shared expert beside them. With ``tiny-hybrid.nextn_predict_layers`` = 1 a block that predicts the token after the next
+follows. Sizes are odd on purpose: heads x head size is not the hidden size, value heads are not key heads,
 and the vocabulary is no multiple of 8.
 """
 
@@ -28,22 +30,29 @@ if TYPE_CHECKING:
 
 KEY = "tiny-hybrid"
 LAYER_TYPES = ("delta", "attention", "conv", "window")
+"""The blocks of the model that is always installed."""
+ALL_LAYER_TYPES = (*LAYER_TYPES, "mamba")
 
 
 class TinyHybrid(Architecture):
-    """Attention, sliding-window attention, short convolution and gated delta rule in one tiny model."""
+    """Every kind of block in one tiny model."""
 
-    capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_sliding_window=True)
+    capabilities = ArchitectureCapabilities(
+        has_recurrent_state=True, has_prediction_block=True, has_experts=True, has_sliding_window=True
+    )
 
     def __init__(self, source: TensorSource) -> None:
         """Read the keys under ``tiny-hybrid.``."""
         meta = source.metadata.prefixed(KEY)
-        self.n_layers = check_block_count(meta, source.tensors)
+        self.n_predicted = meta.get_int("nextn_predict_layers", 0, minimum=0, maximum=1)
+        self.n_layers = check_block_count(meta, source.tensors) - self.n_predicted
         self.layer_types = meta.get_strs("layer_types", length=self.n_layers)
         for layer in self.layer_types:
-            if layer not in LAYER_TYPES:
+            if layer not in ALL_LAYER_TYPES:
                 raise MetadataError(
-                    describe("unknown layer type", where=f"key '{KEY}.layer_types'", got=layer, expected=LAYER_TYPES)
+                    describe(
+                        "unknown layer type", where=f"key '{KEY}.layer_types'", got=layer, expected=ALL_LAYER_TYPES
+                    )
                 )
         self._context_length = meta.get_int("context_length", minimum=1)
         self.d_model = meta.get_int("embedding_length", minimum=1)
@@ -61,6 +70,10 @@ class TinyHybrid(Architecture):
         self.value_heads = meta.get_int("ssm.time_step_rank", minimum=1)
         self.key_dim = meta.get_int("ssm.state_size", minimum=1)
         self.value_dim = meta.get_int("ssm.value_size", minimum=1)
+        self.groups = meta.get_int("ssm.scan_groups", 1, minimum=1)
+        self.n_experts = meta.get_int("expert_count", 0, minimum=0)
+        self.n_experts_used = meta.get_int("expert_used_count", 1, minimum=1)
+        self.sigmoid_routing = meta.get_int("expert_gating_func", 1, minimum=1, maximum=2) == 2
         self.embedding_scale = meta.get_float("embedding_scale")
         self.residual_scale = meta.get_float("residual_scale")
         self.logit_scale = meta.get_float("logit_scale")
@@ -77,15 +90,39 @@ class TinyHybrid(Architecture):
 
     def build(self, b: ProgramBuilder) -> Value:
         """Embedding; per block a mixer and a feed-forward layer, both behind a norm; the last norm."""
-        mixers = {"attention": self._attention, "window": self._window, "conv": self._conv, "delta": self._delta}
         x = b.embedding(b.weight("token_embd.weight", (self._vocab, self.d_model)), self.embedding_scale)
         for layer, kind in enumerate(self.layer_types):
-            prefix = f"blk.{layer}."
-            y = b.rms_norm(x, b.weight(prefix + "attn_norm.weight", (self.d_model,)), self.eps)
-            x = b.add(x, mixers[kind](b, prefix, y), self.residual_scale)
-            y = b.rms_norm(x, b.weight(prefix + "ffn_norm.weight", (self.d_model,)), self.eps)
-            x = b.add(x, self._feed_forward(b, prefix, y), self.residual_scale)
+            x = self._block(b, f"blk.{layer}.", kind, x)
         return b.rms_norm(x, b.weight("output_norm.weight", (self.d_model,)), self.eps)
+
+    def _block(self, b: ProgramBuilder, prefix: str, kind: str, x: Value) -> Value:
+        mixers = {
+            "attention": self._attention,
+            "window": self._window,
+            "conv": self._conv,
+            "delta": self._delta,
+            "mamba": self._mamba,
+        }
+        y = b.rms_norm(x, b.weight(prefix + "attn_norm.weight", (self.d_model,)), self.eps)
+        x = b.add(x, mixers[kind](b, prefix, y), self.residual_scale)
+        y = b.rms_norm(x, b.weight(prefix + "ffn_norm.weight", (self.d_model,)), self.eps)
+        mixed = self._experts(b, prefix, y) if self.n_experts else self._feed_forward(b, prefix, y)
+        return b.add(x, mixed, self.residual_scale)
+
+    @property
+    def has_prediction(self) -> bool:
+        """Is there a block after the last?"""
+        return self.n_predicted > 0
+
+    def build_prediction(self, b: ProgramBuilder, hidden: Value) -> Value:
+        """The token's embedding and the hidden state before it, both behind a norm, through one more block."""
+        prefix, d = f"blk.{self.n_layers}.", self.d_model
+        x = b.embedding(b.weight("token_embd.weight", (self._vocab, d)), self.embedding_scale)
+        x = b.rms_norm(x, b.weight(prefix + "nextn.enorm.weight", (d,)), self.eps)
+        y = b.rms_norm(hidden, b.weight(prefix + "nextn.hnorm.weight", (d,)), self.eps)
+        x = b.linear(b.concatenate(x, y), b.weight(prefix + "nextn.eh_proj.weight", (d, 2 * d)))
+        x = self._block(b, prefix, "attention", x)
+        return b.rms_norm(x, b.weight(prefix + "nextn.shared_head_norm.weight", (d,)), self.eps)
 
     def output(self, b: ProgramBuilder) -> tuple[Weight, float]:
         """``output.weight``, or the embeddings where the file has none."""
@@ -154,20 +191,60 @@ class TinyHybrid(Architecture):
         mixed = b.rms_norm(mixed, b.weight(prefix + "ssm_norm.weight", (self.value_dim,)), self.eps, self.value_dim)
         return b.linear(b.gate(gate, mixed, "silu"), b.weight(prefix + "ssm_out.weight", (d, nv)))
 
-    def _feed_forward(self, b: ProgramBuilder, prefix: str, x: Value) -> Value:
+    def _mamba(self, b: ProgramBuilder, prefix: str, x: Value) -> Value:
+        d, inner, bc = self.d_model, self.value_heads * self.value_dim, self.groups * self.key_dim
+        projected = b.linear(x, b.weight(prefix + "ssm_in.weight", (2 * inner + 2 * bc + self.value_heads, d)))
+        gate, mixed, dt = b.split(projected, (inner, inner + 2 * bc, self.value_heads))
+        channels = inner + 2 * bc
+        conv = b.weight(prefix + "ssm_conv1d.weight", (channels, self.taps))
+        mixed = b.short_conv(mixed, conv, b.weight(prefix + "ssm_conv1d.bias", (channels,)), "silu")
+        value, key, query = b.split(mixed, (inner, bc, bc))
+        heads = (self.value_heads,)
+        mixed = b.mamba2_scan(
+            value,
+            key,
+            query,
+            b.softplus(dt, b.weight(prefix + "ssm_dt.bias", heads)),
+            b.weight(prefix + "ssm_a", heads),
+            b.weight(prefix + "ssm_d", heads),
+            heads=self.value_heads,
+            groups=self.groups,
+        )
+        mixed = b.gate(gate, mixed, "silu")
+        group = inner // self.groups
+        mixed = b.rms_norm(mixed, b.weight(prefix + "ssm_norm.weight", (self.groups, group)), self.eps, group)
+        return b.linear(mixed, b.weight(prefix + "ssm_out.weight", (d, inner)))
+
+    def _experts(self, b: ProgramBuilder, prefix: str, x: Value) -> Value:
+        d, n, width = self.d_model, self.n_experts, self.d_ffn
+        logits = b.linear(x, b.weight(prefix + "ffn_gate_inp.weight", (n, d)))
+        if self.sigmoid_routing:
+            bias = b.weight(prefix + "exp_probs_b.bias", (n,))
+            routed = b.route(logits, self.n_experts_used, "sigmoid", bias=bias, eps=1e-6)
+        else:
+            routed = b.route(logits, self.n_experts_used, "softmax")
+        gate, up = (b.weight(f"{prefix}{name}.weight", (n, width, d)) for name in ("ffn_gate_exps", "ffn_up_exps"))
+        mixed = b.experts(x, routed, gate, up, b.weight(prefix + "ffn_down_exps.weight", (n, d, width)))
+        return b.add(mixed, self._feed_forward(b, prefix, x, "_shexp"))
+
+    def _feed_forward(self, b: ProgramBuilder, prefix: str, x: Value, kind: str = "") -> Value:
         shape = (self.d_ffn, self.d_model)
-        weights = [b.weight(f"{prefix}{name}.weight", shape) for name in ("ffn_gate", "ffn_up")]
+        weights = [b.weight(f"{prefix}{name}{kind}.weight", shape) for name in ("ffn_gate", "ffn_up")]
         gate, up = b.linears(x, weights)
-        return b.linear(b.gate(gate, up, "silu"), b.weight(prefix + "ffn_down.weight", shape[::-1]))
+        return b.linear(b.gate(gate, up, "silu"), b.weight(f"{prefix}ffn_down{kind}.weight", shape[::-1]))
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:
-        """All kinds of blocks, untied; tied with rope factors; recurrent blocks only; attention only."""
+        """All kinds of blocks, untied; tied with rope factors; recurrent only; attention only; experts; prediction."""
         return [
             _variant("untied", LAYER_TYPES, 100),
             _variant("tied", ("attention", "delta", "window", "conv", "delta"), 100, tied=True, rope_factors=True),
             _variant("recurrent", ("delta", "conv"), 100),
             _variant("attention", ("window", "attention"), 100),
+            _variant("mamba", ("mamba", "attention", "mamba"), 100, changes={"ssm.scan_groups": 2}),
+            _variant("experts", ("mamba", "attention"), 100, changes=_EXPERTS),
+            _variant("sigmoid-experts", ("delta",), 100, changes={**_EXPERTS, "expert_gating_func": 2}),
+            _variant("prediction", ("delta", "attention"), 100, changes={"nextn_predict_layers": 1}),
         ]
 
 
@@ -191,6 +268,7 @@ _SIZES: Mapping[str, Any] = {
     "residual_scale": 0.5,
     "logit_scale": 0.125,
 }
+_EXPERTS = {"expert_count": 6, "expert_used_count": 2}
 _MIXER_TENSORS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "attention": {
         "attn_q.weight": (128, 64),
@@ -207,6 +285,12 @@ _MIXER_TENSORS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "shortconv.conv.weight": (64, 4),
         "shortconv.out_proj.weight": (64, 64),
     },
+    "mamba": {
+        "ssm_a": (4,),
+        "ssm_d": (4,),
+        "ssm_dt.bias": (4,),
+        "ssm_out.weight": (64, 128),
+    },
     "delta": {
         "attn_qkv.weight": (192, 64),
         "attn_gate.weight": (128, 64),
@@ -220,12 +304,13 @@ _MIXER_TENSORS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "ssm_out.weight": (64, 128),
     },
 }
-_BLOCK_TENSORS: Mapping[str, tuple[int, ...]] = {
-    "attn_norm.weight": (64,),
-    "ffn_norm.weight": (64,),
-    "ffn_gate.weight": (96, 64),
-    "ffn_up.weight": (96, 64),
-    "ffn_down.weight": (64, 96),
+_NORMS: Mapping[str, tuple[int, ...]] = {"attn_norm.weight": (64,), "ffn_norm.weight": (64,)}
+_FEED_FORWARD: Mapping[str, tuple[int, ...]] = {"ffn_gate": (96, 64), "ffn_up": (96, 64), "ffn_down": (64, 96)}
+_PREDICTION_TENSORS: Mapping[str, tuple[int, ...]] = {
+    "nextn.enorm.weight": (64,),
+    "nextn.hnorm.weight": (64,),
+    "nextn.eh_proj.weight": (64, 128),
+    "nextn.shared_head_norm.weight": (64,),
 }
 
 
@@ -233,6 +318,8 @@ def _values(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Mean and deviation of a tensor: large enough that every term moves the logits."""
     if "norm" in name:
         return 1.0, 0.2
+    if "ffn_gate_inp" in name or name.endswith("ssm_d"):
+        return 0.0, 0.5
     if name.endswith("ssm_a"):
         return -0.4, 0.1
     if name.endswith(".bias"):
@@ -245,20 +332,56 @@ def _values(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 
 
 def _variant(
-    name: str, layer_types: Sequence[str], vocab: int, *, tied: bool = False, rope_factors: bool = False
+    name: str,
+    layer_types: Sequence[str],
+    vocab: int,
+    *,
+    tied: bool = False,
+    rope_factors: bool = False,
+    changes: Mapping[str, Any] | None = None,
 ) -> TinyVariant:
+    """changes: metadata keys in place of the usual ones."""
+    metadata = {**_SIZES, "layer_types": list(layer_types), "vocab_size": vocab, **(changes or {})}
+    n_predicted = metadata.get("nextn_predict_layers", 0)
+    metadata["block_count"] = len(layer_types) + n_predicted
     tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab, 64), "output_norm.weight": (64,)}
     if not tied:
         tensors["output.weight"] = (vocab, 64)
     if rope_factors:
         tensors["rope_freqs.weight"] = (8,)
-    for layer, kind in enumerate(layer_types):
+    for layer, kind in enumerate([*layer_types, *["attention"] * n_predicted]):
         mixer = _MIXER_TENSORS["attention" if kind == "window" else kind]
-        tensors |= {f"blk.{layer}.{tensor}": shape for tensor, shape in {**_BLOCK_TENSORS, **mixer}.items()}
+        block = {**_NORMS, **mixer, **_feed_forward_tensors(metadata)}
+        if kind == "mamba":
+            block |= _mamba_tensors(metadata.get("ssm.scan_groups", 1))
+        if layer >= len(layer_types):
+            block |= _PREDICTION_TENSORS
+        tensors |= {f"blk.{layer}.{tensor}": shape for tensor, shape in block.items()}
     values = {tensor: _values(tensor, shape) for tensor, shape in tensors.items()}
     values["rope_freqs.weight"] = (3.0, 0.5)
-    metadata = {**_SIZES, "block_count": len(layer_types), "layer_types": list(layer_types), "vocab_size": vocab}
     return TinyVariant(name, metadata, tensors, values)
+
+
+def _feed_forward_tensors(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    n_experts = metadata.get("expert_count", 0)
+    if not n_experts:
+        return {f"{name}.weight": shape for name, shape in _FEED_FORWARD.items()}
+    tensors: dict[str, tuple[int, ...]] = {"ffn_gate_inp.weight": (n_experts, 64)}
+    if metadata.get("expert_gating_func") == 2:
+        tensors["exp_probs_b.bias"] = (n_experts,)
+    for name, shape in _FEED_FORWARD.items():
+        tensors |= {f"{name}_exps.weight": (n_experts, *shape), f"{name}_shexp.weight": shape}
+    return tensors
+
+
+def _mamba_tensors(groups: int) -> dict[str, tuple[int, ...]]:
+    channels = 128 + 2 * 16 * groups
+    return {
+        "ssm_in.weight": (128 + channels + 4, 64),
+        "ssm_conv1d.weight": (channels, 4),
+        "ssm_conv1d.bias": (channels,),
+        "ssm_norm.weight": (groups, 128 // groups),
+    }
 
 
 def tiny_hybrid_source(

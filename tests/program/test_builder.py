@@ -169,7 +169,7 @@ def test_the_tiny_hybrid_uses_every_operation_in_every_way():
     every = []
     for variant in TinyHybrid.tiny():
         source = random_model("tiny-hybrid", variant)
-        every += record_program(TinyHybrid(source), FullHead(), source).ops
+        every += record_program(TinyHybrid(source), FullHead(), source).all_ops
     assert {type(op) for op in every} == set(recorded.Op.__args__)
     ropes = {(op.interleaved, op.factors is None) for op in every if isinstance(op, recorded.Rope)}
     assert ropes == {(True, True), (False, True), (False, False)}
@@ -178,3 +178,6 @@ def test_the_tiny_hybrid_uses_every_operation_in_every_way():
     assert gates == {("silu", True), ("sigmoid", False)}
     convolutions = {(op.activation, op.bias is None) for op in every if isinstance(op, recorded.ShortConv)}
     assert convolutions == {("silu", False), ("none", True)}
+    routes = {(op.scoring, op.bias is None) for op in every if isinstance(op, recorded.Route)}
+    assert routes == {("softmax", True), ("sigmoid", False)}
+    assert {op.groups for op in every if isinstance(op, recorded.Mamba2Scan)} == {1, 2}

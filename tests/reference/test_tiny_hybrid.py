@@ -61,9 +61,12 @@ def test_every_tensor_moves_the_logits(variant):
     source = random_model("tiny-hybrid", variant)
     tokens = tuple(np.random.default_rng(4).integers(0, 100, 27).tolist())
     base = step(load(TinyHybrid, source), Part(tokens))[0]
+    n_trunk = len(variant.metadata["layer_types"])
     for name in source.tensors:
+        if name.startswith(f"blk.{n_trunk}."):
+            continue  # the prediction block's have a test of their own
         tensors = {other: read_tensor(source, other) for other in source.tensors}
-        tensors[name] = np.roll(tensors[name], 1, axis=0)
+        tensors[name] = np.roll(tensors[name], 1, axis=0 if len(tensors[name]) > 1 else 1)
         moved = step(load(TinyHybrid, MemoryTensors(source.metadata.raw, tensors)), Part(tokens))[0]
         assert np.sqrt(np.mean((moved - base) ** 2)) > 0.01 * base.std(), name
 
@@ -108,6 +111,6 @@ def test_what_gguf_cannot_write_is_refused():
 
 def test_an_unknown_layer_type_is_named():
     source = tiny_hybrid_source()
-    metadata = {**source.metadata.raw, "tiny-hybrid.layer_types": ("delta", "attention", "conv", "mamba")}
-    with pytest.raises(MetadataError, match=r"layer_types.*mamba"):
+    metadata = {**source.metadata.raw, "tiny-hybrid.layer_types": ("delta", "attention", "conv", "lstm")}
+    with pytest.raises(MetadataError, match=r"layer_types.*lstm"):
         TinyHybrid(MemoryTensors(metadata, {n: read_tensor(source, n) for n in source.tensors}))

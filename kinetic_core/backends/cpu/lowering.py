@@ -209,6 +209,8 @@ class Lowering:
                 self._short_conv(op)
             case ops.DeltaRule():
                 self._delta_rule(op)
+            case _:
+                raise BackendError(describe("no CPU kernel for this operation", got=type(op).__name__))
 
     def _rows(self, out: Value, kernel: str, args: Sequence[Any], reads: Sequence[Value], label: str) -> None:
         """A call whose items are the rows of `out`."""
