@@ -266,14 +266,14 @@ def test_while_others_answer_steps_stay_short_and_end_on_the_grid(predictable: T
     assert all(any(p.n_rows == 1 for p in batch.sequences) for batch in in_between), "the answer went on in every step"
 
 
-def test_a_slow_model_keeps_32_rows(predictable: TinyModel) -> None:
+def test_a_slow_model_keeps_8_rows(predictable: TinyModel) -> None:
     engine, timed = timed_engine(predictable, lambda rows: 0.02 * rows if rows > 1 else 0.0)
     talker = engine.submit(GenerationRequest((1,), GREEDY, 60, ignore_end=True))
     next(talker)
-    engine.submit(GenerationRequest(prompt_of(160), GREEDY, 1)).result()
+    engine.submit(GenerationRequest(prompt_of(48), GREEDY, 1)).result()
     talker.cancel()
     engine.close()
-    assert [n_rows for rows in prompt_rows(timed) for _, n_rows in rows] == [64, 32, 32, 32]
+    assert [n_rows for rows in prompt_rows(timed) for _, n_rows in rows] == [16, 8, 8, 8, 8]
 
 
 def test_prompts_take_turns(predictable: TinyModel) -> None:
@@ -294,17 +294,17 @@ def test_prompts_take_turns(predictable: TinyModel) -> None:
 def test_pace() -> None:
     pace = Pace()
     assert pace.prompt_rows(crowded=False, answering=False) == 256
-    assert pace.prompt_rows(crowded=True, answering=True) == 64
+    assert pace.prompt_rows(crowded=True, answering=True) == 16
     pace.measured(0, 4, 0.04)
     pace.measured(256, 0, 0.256)
-    assert pace.prompt_rows(crowded=True, answering=True) == 96  # (160 - 40) ms at 1 ms a row, in steps of 32
+    assert pace.prompt_rows(crowded=True, answering=True) == 120  # (160 - 40) ms at 1 ms a row
     assert pace.prompt_rows(crowded=True, answering=False) == 160
-    pace.measured(8, 1, 5.0)  # a few rows tell nothing about a prompt's speed
+    pace.measured(7, 1, 5.0)  # a few rows tell nothing about a prompt's speed
     assert pace.prompt_rows(crowded=True, answering=False) == 160
     pace.measured(64, 0, 64 * 0.002)
-    assert pace.prompt_rows(crowded=True, answering=False) == 64, "a slower step counts at once"
+    assert pace.prompt_rows(crowded=True, answering=False) == 80, "a slower step counts at once"
     pace.measured(64, 0, 64 * 0.001)
-    assert pace.prompt_rows(crowded=True, answering=False) == 96, "a faster one by half"
+    assert pace.prompt_rows(crowded=True, answering=False) == 104, "a faster one by half"
     for _ in range(20):
         pace.measured(64, 4, 64 * 0.0003 + 0.04)
     assert pace.prompt_rows(crowded=True, answering=True) == 256
