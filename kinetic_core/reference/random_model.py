@@ -46,7 +46,7 @@ def with_tensor_type(source: MemoryTensors, type_name: str) -> MemoryTensors:
     tensors: dict[str, npt.NDArray[Any] | RawTensor] = {}
     for name, info in source.tensors.items():
         array = read_tensor(source, name)
-        kept = any(part in name for part in ("norm", "conv", "ffn_gate_inp"))
+        kept = any(part in name for part in ("norm", "conv.weight", "conv1d", "ffn_gate_inp"))
         if array.ndim < 2 or kept or array.shape[-1] % block:
             tensors[name] = array
             continue

@@ -42,6 +42,13 @@ class Family:
 FAMILIES = (
     Family("llama", rms={"q8_0": 1.15 * 0.012, "q4_k_m": 1.15 * 0.017}),
     Family("llama3rope"),
+    Family("granitehybrid", "bf16", {"q8_0": 1.15 * 0.018, "q4_k_m": 1.15 * 0.028}),
+    Family("falconh1", None, {"q8_0": 1.15 * 0.015, "q4_k_m": 1.15 * 0.023}),
+    Family("falconh1nonorm"),
+    Family("lfm2", "bf16", {"q8_0": 1.15 * 0.017, "q4_k_m": 1.15 * 0.024}),
+    Family("lfm2moe", "bf16", {"q8_0": 1.15 * 0.019, "q4_k_m": 1.15 * 0.026}, experts=True),
+    Family("lfm3", "bf16", {"q8_0": 0.023, "q4_k_m": 0.036}),
+    Family("lfm3deep"),
 )
 EXACT = [family for family in FAMILIES if family.exact]
 QUANTIZED = [(family, quantized) for family in FAMILIES for quantized in family.rms]
