@@ -212,6 +212,15 @@ def test_bytes_per_token_are_the_files(load):
     assert load(program, source).statistics()["bytes_per_token"] == expected
 
 
+def test_a_prediction_block_is_no_part_of_a_step(load):
+    """Its weights are in the file, but a step of the trunk does not read them."""
+    program, source = hybrid_program("prediction")
+    own = [name for name in source.tensors if name.startswith("blk.2.")]
+    expected = sum(info.n_bytes for name, info in source.tensors.items() if name not in own)
+    expected += 4 * 64 - source.tensors["token_embd.weight"].n_bytes
+    assert load(program, source).statistics()["bytes_per_token"] == expected
+
+
 def test_digests_differ_by_cache_type(load):
     program, source = hybrid_program()
     one, other = (load(program, source, kv_type=kv) for kv in ("f16", "f32"))
