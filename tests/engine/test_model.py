@@ -26,6 +26,7 @@ from kinetic_core.reference.tiny_hybrid import tiny_hybrid_source
 
 DATA = Path(__file__).parent.parent / "data"
 ALPHABET = "abcdefghijklmnopqrstuvwxyz."
+HUGE = 10**5000  # longer than Python writes out
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -127,7 +128,9 @@ def test_closing_twice_and_using_after(tiny: Model) -> None:
         ({"ctx": 0}, "ctx"),
         ({"ctx": 4096}, "ctx"),
         ({"parallel": 0}, "parallel"),
+        *[({field: HUGE}, field) for field in ("threads", "kv", "ctx", "parallel")],
     ],
+    ids=lambda value: "_".join(value) if isinstance(value, dict) else value,
 )
 def test_arguments_out_of_range(arguments: dict[str, object], field: str) -> None:
     with pytest.raises(RequestError) as caught:
