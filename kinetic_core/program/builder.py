@@ -156,6 +156,17 @@ class ProgramBuilder:
         starts = [sum(widths[:i]) for i in range(len(widths))]
         return tuple(self.slice(x, start, width) for start, width in zip(starts, widths, strict=True))
 
+    def slice_heads(self, x: Value, heads: int, start: int, width: int) -> Value:
+        """Columns start … start + width - 1 of each of `heads` equal parts: f32[rows, heads * width]."""
+        _check_divides("the number of heads", heads, x.width)
+        if start < 0 or width < 1 or start + width > x.width // heads:
+            raise ValueError(
+                describe("a slice runs past the head", got=f"{start}:{start + width}", expected=f"0:{x.width // heads}")
+            )
+        out = self._value(heads * width, x.axis)
+        self._record(ops.SliceHeads(out, x, heads, start))
+        return out
+
     def gate(self, gate: Value, x: Value, activation: Literal["silu", "sigmoid"]) -> Value:
         """activation(gate) * x; one gate per column, or per run of x.width / gate.width columns."""
         _check_divides("the gate's width", gate.width, x.width)

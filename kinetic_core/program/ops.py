@@ -106,6 +106,16 @@ class Slice:
 
 
 @attrs.frozen
+class SliceHeads:
+    """out = columns start … start + n - 1 of each of `heads` equal parts of x, side by side; n = out.width / heads."""
+
+    out: Value
+    x: Value
+    heads: int
+    start: int
+
+
+@attrs.frozen
 class Gate:
     """out = activation(gate) * x; silu(g) = g * sigmoid(g).
 
@@ -298,6 +308,7 @@ Op = (
     | Multiply
     | Scale
     | Slice
+    | SliceHeads
     | Gate
     | Rope
     | Attention

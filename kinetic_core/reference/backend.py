@@ -160,6 +160,9 @@ class ReferenceExecutable(Executable):
                 step.put(op.out, (truth.scale(x, op.factor) for x in step[op.x]))
             case ops.Slice():
                 step.put(op.out, (x[op.start : op.start + op.out.width] for x in step[op.x]))
+            case ops.SliceHeads():
+                end = op.start + op.out.width // op.heads
+                step.put(op.out, (x.reshape(op.heads, -1)[:, op.start : end].reshape(-1) for x in step[op.x]))
             case ops.Gate():
                 step.put(op.out, (truth.gate(g, x, op.activation) for g, x in _rows(step[op.gate], step[op.x])))
             case ops.Sigmoid():

@@ -1,4 +1,4 @@
-"""A miniature hybrid architecture that uses every operation, and its models, which live in memory.
+"""A miniature hybrid architecture of every operation but slices of heads, and its models, which live in memory.
 
 Blocks are of four kinds, named by ``tiny-hybrid.layer_types``: ``attention`` (norms per head, a gate per head, half
 of each head rotated), ``window`` (the same with a sliding window and adjacent-pair rope), ``conv`` (a gated short

@@ -31,12 +31,20 @@ class Family:
              activations: root-mean-square difference in standard deviations, llama.cpp's own and 15 %.
     experts: is `rms` the median over positions of each position's? A rounded activation can turn one position's
              choice of experts around, which moves that position's logits as a whole.
+    predicts: are there goldens of a prediction block?
     """
 
     name: str
     exact: str | None = "f32"
     rms: Mapping[str, float] = {}
     experts: bool = False
+    predicts: bool = False
+
+    @property
+    def files(self) -> list[tuple[str, str]]:
+        """(type of a file, type that its goldens are named after)."""
+        exact = [(self.exact, "f32")] if self.exact else []
+        return exact + [(quantized, quantized) for quantized in self.rms]
 
 
 FAMILIES = (
@@ -49,6 +57,9 @@ FAMILIES = (
     Family("lfm2moe", "bf16", {"q8_0": 1.15 * 0.019, "q4_k_m": 1.15 * 0.026}, experts=True),
     Family("lfm3", "bf16", {"q8_0": 0.023, "q4_k_m": 0.036}),
     Family("lfm3deep"),
+    Family("qwen35", "bf16", {"q8_0": 1.15 * 0.021, "q4_k_m": 1.15 * 0.034}, predicts=True),
+    Family("qwen35moe", None, {"q4_k_m": 1.15 * 0.026}, experts=True, predicts=True),
+    Family("qwen35deep", "bf16"),
 )
 EXACT = [family for family in FAMILIES if family.exact]
 QUANTIZED = [(family, quantized) for family in FAMILIES for quantized in family.rms]
@@ -96,20 +107,25 @@ def golden(family: str) -> dict[str, np.ndarray]:
         return {name: file[name] for name in file.files}
 
 
-def run_prompt(executable: Executable, ids: np.ndarray, start: int = 0) -> np.ndarray:
-    """The logits of every token of a prompt, run in steps of at most 64 rows: f32[tokens, vocab]."""
+def run_prompt(executable: Executable, ids: np.ndarray, start: int = 0, hidden: np.ndarray | None = None) -> np.ndarray:
+    """The logits of every token of a prompt, run in steps of at most 64 rows: f32[tokens, vocab].
+
+    hidden: f32[tokens, d_model], the states before the tokens, which go through the prediction block then.
+    """
     table = np.array([1], np.int32)
     logits = []
     for first in range(0, len(ids), MAX_ROWS):
         part = np.asarray(ids[first : first + MAX_ROWS], np.int32)
         n, position = len(part), start + first
-        executable.run(
-            RowBatch(
-                part,
-                np.arange(position, position + n, dtype=np.int32),
-                (SequenceRows(0, position, n, table, 0),),
-                [HeadRequest(row, None) for row in range(n)],
-            )
+        batch = RowBatch(
+            part,
+            np.arange(position, position + n, dtype=np.int32),
+            (SequenceRows(0, position, n, table, 0),),
+            [HeadRequest(row, None) for row in range(n)],
         )
+        if hidden is None:
+            executable.run(batch)
+        else:
+            executable.predict(batch, hidden[first : first + n])
         logits += [executable.logits(row).copy() for row in range(n)]
     return np.array(logits)

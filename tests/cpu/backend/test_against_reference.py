@@ -123,6 +123,19 @@ def test_norms_per_head(load, heads: int, head_dim: int):
     assert error(got, expected) < ROUNDINGS
 
 
+@pytest.mark.parametrize(("heads", "start", "n"), [(3, 0, 16), (3, 16, 16), (1, 5, 7), (5, 31, 1)])
+def test_slices_of_heads(load, heads: int, start: int, n: int):
+    def build(b: ProgramBuilder):
+        x = b.embedding(b.weight("e", (8, heads * 32 + 3)))
+        return b.scale(b.slice_heads(b.slice(x, 3, heads * 32), heads, start, n), 2.0)
+
+    tensors = {"e": table(8, heads * 32 + 3)}
+    got, expected = run_small(load, tensors, build)
+    np.testing.assert_array_equal(got, expected)
+    whole = 2 * tensors["e"][:3, 3:].reshape(3, heads, 32)
+    np.testing.assert_array_equal(got, whole[:, :, start : start + n].reshape(3, -1))
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (64, 24), (32, 20), (16, 2)])
 def test_rope(load, head_dim: int, rotary_dim: int, interleaved: bool):

@@ -18,6 +18,9 @@ Arguments of the gate kernels. An item is a segment of a row: item // segments i
 
 Arguments of `concatenate`: 0 a, 1 stride, 2 bytes, 3 b, 4 stride, 5 bytes, 6 out, 7 stride. An item is a row.
 
+Arguments of `slice_heads`: 0 x, 1 stride, 2 out, 3 stride, 4 heads, 5 bytes of a head of x, 6 where in it the slice
+begins, 7 its bytes. An item is a row.
+
 Arguments of `gather_rows`: 0 x, 1 stride, 2 i64 row numbers, 3 out, 4 stride, 5 bytes. An item is an output row.
 """
 
@@ -207,6 +210,17 @@ def concatenate(args, begin, end):
         out = load_i64(args + 48) + row * load_i64(args + 56)
         copy_bytes(out, load_i64(args) + row * load_i64(args + 8), first)
         copy_bytes(out + first, load_i64(args + 24) + row * load_i64(args + 32), second)
+
+
+@kernel("slice_heads")
+def slice_heads(args, begin, end):
+    """out = the same columns of every head, side by side."""
+    heads, head_bytes, n_bytes = load_i64(args + 32), load_i64(args + 40), load_i64(args + 56)
+    for row in range(begin, end):
+        x = load_i64(args) + row * load_i64(args + 8) + load_i64(args + 48)
+        out = load_i64(args + 16) + row * load_i64(args + 24)
+        for head in range(heads):
+            copy_bytes(out + head * n_bytes, x + head * head_bytes, n_bytes)
 
 
 @kernel("gather_rows")
