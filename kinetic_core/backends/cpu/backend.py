@@ -18,7 +18,7 @@ from kinetic_core.backends.cpu.lowering import Lowered, Lowering
 from kinetic_core.backends.cpu.pools import KVPool, SlotPool, address_of, allocate, restore
 from kinetic_core.backends.cpu.selection import lower_selection
 from kinetic_core.backends.cpu.step import SKIPPED, StepArrays, check_table, refuse
-from kinetic_core.backends.cpu.tape import Count, KernelCall, Tape, assign_phases
+from kinetic_core.backends.cpu.tape import Count, KernelCall, Tape, assign_phases, kernel_names
 from kinetic_core.backends.cpu.target import choose_lowering
 from kinetic_core.backends.cpu.weights import Weights, bytes_per_step
 from kinetic_core.backends.cpu.workers import KERNELS, WorkerPool, default_threads
@@ -73,7 +73,7 @@ class CpuExecutable(Executable):
         def where(place: Place) -> int:
             return base + int(offsets[place.name]) + place.offset
 
-        names = {call.kernel for call in (*calls, *lowered.commit)}
+        names = kernel_names([*calls, *lowered.commit])
         kernel_compile.prepare([*names, *KERNELS], options.progress)
         self._tape = self._make_tape(calls, phases, where)
         self._commit_tape = self._make_tape(lowered.commit, assign_phases(lowered.commit), where)

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kinetic_core.backends.cpu.experts import ExpertCalls, route_call
 from kinetic_core.backends.cpu.kernels import constants
 from kinetic_core.backends.cpu.kernels.constants import MAX_HEAD_DIM, n_groups, quantized_bytes
 from kinetic_core.backends.cpu.layout import Place
@@ -100,9 +101,9 @@ class Lowering:
         for op in self._program.ops:
             for value in _inputs(op):
                 self._users.setdefault(value.index, []).append(op)
-            if isinstance(op, ops.Linear):
+            if isinstance(op, ops.Linear | ops.Experts):
                 kinds = self._wanted.setdefault(op.x.index, [])
-                for weight in op.weights:
+                for weight in op.weights if isinstance(op, ops.Linear) else (op.gate, op.up):
                     kind = activation_kind(self._weights.matrices[weight.name].type)
                     if kind != "f32" and kind not in kinds:
                         kinds.append(kind)
@@ -209,6 +210,12 @@ class Lowering:
                 self._short_conv(op)
             case ops.DeltaRule():
                 self._delta_rule(op)
+            case ops.Route():
+                bias = 0 if op.bias is None else self._vector(op.bias)
+                places = (self._at(op.logits), self._new(op.experts), self._new(op.weights))
+                self._result.calls.append(route_call(op, self._count(op.logits), places, bias))
+            case ops.Experts():
+                self._experts(op)
             case _:
                 raise BackendError(describe("no CPU kernel for this operation", got=type(op).__name__))
 
@@ -338,6 +345,16 @@ class Lowering:
                 args = (constants.ADD, out.width, *at, *at, self._vector(bias), 0, 0, 1.0)
                 self._rows(out, "elementwise", args, [out], "bias")
 
+    def _experts(self, op: ops.Experts) -> None:
+        layers = {weight: self._weights.matrices[weight.name] for weight in (op.gate, op.up, op.down)}
+        kinds = {weight: activation_kind(matrix.type) for weight, matrix in layers.items()}
+        inputs = {kind: self._input(op.x, kind) for kind in dict.fromkeys((kinds[op.gate], kinds[op.up]))}
+        rows = (self._count(op.x), self._max_rows(op.x.axis), self._n_threads)
+        places = (self._at(op.experts), self._at(op.weights), self._new(op.out))
+        lowered = ExpertCalls(op, layers, kinds, rows)
+        self._result.calls += lowered.calls(inputs, places)
+        self._result.sizes |= lowered.sizes
+
     def _linear_grain(self, matrix: Matrix) -> int:
         """Groups of a chunk: enough weights to be worth drawing, but some for every thread."""
         groups = n_groups(matrix.n_out)
@@ -459,10 +476,11 @@ class Lowering:
 
 def _inputs(op: ops.Op) -> list[Value]:
     """The values that an operation reads."""
+    made = ("experts", "weights") if isinstance(op, ops.Route) else ("out", "outs")
     return [
         value
         for field in attrs.fields(type(op))
-        if field.name not in ("out", "outs") and isinstance(value := getattr(op, field.name), Value)
+        if field.name not in made and isinstance(value := getattr(op, field.name), Value)
     ]
 
 

@@ -24,10 +24,13 @@ HIDDEN_HOST = {"KINETIC_SIMD": "generic", "NUMBA_CPU_NAME": "x86-64-v2", "NUMBA_
 
 
 def digests() -> list[str]:
-    """Digests of logits: prompt, drafts, commit and decode of the hybrid (F32, Q8_0), a prompt of a Q4_K_M llama."""
+    """Digests of logits: prompt, drafts, commit and decode of two hybrids, one of them with experts (each as F32 and as
+    Q8_0), and a prompt of a Q4_K_M llama.
+    """
     found = []
-    program, source = hybrid_program()
-    for tensors in (source, with_tensor_type(source, "Q8_0")):
+    hybrids = [hybrid_program(variant) for variant in ("untied", "sigmoid-experts")]
+    models = [(p, tensors) for p, s in hybrids for tensors in (s, with_tensor_type(s, "Q8_0"))]
+    for program, tensors in models:
         executable = load_cpu(program, tensors, kv_type="f16")
         rows = [prompt(executable, tokens_of(270), [261, 9])]
         part = Part((3,), 270, drafts=((5, 0), (6, 1), (7, 1)))

@@ -32,6 +32,14 @@ MAX_TAPS = 16
 MAX_KEY_DIM = 512
 MAX_PATH = 1024
 
+# Experts: how a router scores, words of an active expert's record, limits of scratch. An expert's weights cost as much
+# as so many rows, when the work of a step is shared out.
+SOFTMAX, SIGMOID_SCORES = range(2)
+EXPERT_WORDS = 4
+MAX_EXPERTS = 1024
+MAX_EXPERTS_USED = 64
+UNITS_OF_WEIGHTS = 4
+
 #: Longest list of best tokens that `merge_slices` makes.
 MAX_TOP_K = 128
 
