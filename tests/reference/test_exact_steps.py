@@ -43,7 +43,9 @@ def make(request, model):
         return opened[-1]
 
     make.has_kv = architecture is Llama or set(architecture(source).layer_types) & {"attention", "window"}
-    make.has_states = architecture is not Llama and bool(set(architecture(source).layer_types) & {"conv", "delta"})
+    make.has_states = architecture is not Llama and bool(
+        set(architecture(source).layer_types) & {"conv", "delta", "mamba"}
+    )
     yield make
     for executable in opened:
         executable.close()

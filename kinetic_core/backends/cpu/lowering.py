@@ -29,7 +29,7 @@ from kinetic_core.gguf import GGMLType
 from kinetic_core.interfaces.backend import LoadOptions
 from kinetic_core.interfaces.batch import BLOCK_TOKENS
 from kinetic_core.program import ops
-from kinetic_core.program.values import Axis, Value, Weight
+from kinetic_core.program.values import Axis, RecurrentState, Value, Weight
 
 if TYPE_CHECKING:
     from kinetic_core.program.program import Program
@@ -182,6 +182,12 @@ class Lowering:
             case ops.DecayGate():
                 a, bias = self._vector(op.a), self._vector(op.dt_bias)
                 self._elementwise(op, constants.DECAY, op.x, None, second=a, bias=bias)
+            case ops.Softplus():
+                bias = self._address(np.zeros(op.x.width, np.float32)) if op.bias is None else self._vector(op.bias)
+                self._elementwise(op, constants.SOFTPLUS, op.x, None, bias=bias)
+            case ops.Concatenate():
+                parts = [word for value in (op.a, op.b) for word in (*self._at(value), 4 * value.width)]
+                self._rows(op.out, "concatenate", (*parts, *self._new(op.out)), [op.a, op.b], "concatenate")
             case ops.RmsNorm():
                 self._rms_norm(op)
             case ops.L2Norm():
@@ -210,6 +216,8 @@ class Lowering:
                 self._short_conv(op)
             case ops.DeltaRule():
                 self._delta_rule(op)
+            case ops.Mamba2Scan():
+                self._mamba2_scan(op)
             case ops.Route():
                 bias = 0 if op.bias is None else self._vector(op.bias)
                 places = (self._at(op.logits), self._new(op.experts), self._new(op.weights))
@@ -225,7 +233,7 @@ class Lowering:
 
     def _elementwise(
         self,
-        op: ops.Add | ops.Multiply | ops.Scale | ops.Sigmoid | ops.DecayGate,
+        op: ops.Add | ops.Multiply | ops.Scale | ops.Sigmoid | ops.DecayGate | ops.Softplus,
         operation: int,
         x: Value,
         y: Value | None,
@@ -450,24 +458,43 @@ class Lowering:
         self._commit_state("replay_conv", (*aside, 0, 0, *tail), items, op.state.index)
 
     def _delta_rule(self, op: ops.DeltaRule) -> None:
-        key_dim, value_dim = op.q.width // op.key_heads, op.v.width // op.value_heads
-        if key_dim > constants.MAX_KEY_DIM:
-            raise BackendError(
-                describe("no delta rule kernel for this key size", got=key_dim, expected=constants.MAX_KEY_DIM)
-            )
-        strips = -(-value_dim // 16)
-        state = (self._slots.address + self._slots.offsets[op.state.index], self._slots.slot_bytes)
-        tail = (op.key_heads, op.value_heads, key_dim, value_dim, strips, *state, address_of(self._step.sequences))
+        tail, items = self._strips(op.state, op.key_heads)
         inputs = (op.k, op.v, op.decay, op.beta)
         kept = [self._aside(value, "delta") for value in inputs]
         places = [word for value in (op.q, *inputs) for word in self._at(value)]
         args: Args = (*places, *self._new(op.out), *tail)
         reads = [self._name(value) for value in (op.q, *inputs)]
-        items = {Count.SEQUENCES: op.value_heads * strips}
         names = [self._name(op.out), ("state", op.state.index)]
         self._call("delta_rule", args, items, reads, names, "delta_rule")
         flat = [word for pair in (kept[0], *kept) for word in pair]
         self._commit_state("replay_delta", (*flat, 0, 0, *tail), items, op.state.index)
+
+    def _mamba2_scan(self, op: ops.Mamba2Scan) -> None:
+        tail, items = self._strips(op.state, op.groups)
+        tail = (self._vector(op.a), self._vector(op.d), *tail)
+        x, b, dt = (self._aside(value, "mamba2") for value in (op.x, op.b, op.dt))
+        inputs = (op.x, op.b, op.c, op.dt)
+        places = [word for value in inputs for word in self._at(value)]
+        names = [self._name(op.out), ("state", op.state.index)]
+        args: Args = (*places, *self._new(op.out), *tail)
+        self._call("mamba2_scan", args, items, [self._name(value) for value in inputs], names, "mamba2_scan")
+        self._commit_state("replay_mamba2", (*x, *b, *b, *dt, 0, 0, *tail), items, op.state.index)
+
+    def _strips(self, state: RecurrentState, groups: int) -> tuple[Args, dict[Count, int]]:
+        """The arguments that every recurrence on [heads, state_dim, head_dim] ends with, and its items."""
+        heads, state_dim, head_dim = state.shape
+        if state_dim > constants.MAX_STATE_DIM:
+            raise BackendError(
+                describe(
+                    f"no {state.name} kernel for this state size",
+                    got=state_dim,
+                    expected=f"up to {constants.MAX_STATE_DIM}",
+                )
+            )
+        strips = -(-head_dim // constants.WIDE_STRIP)
+        slots = (self._slots.address + self._slots.offsets[state.index], self._slots.slot_bytes)
+        tail = (groups, heads, state_dim, head_dim, strips, *slots, address_of(self._step.sequences))
+        return tail, {Count.SEQUENCES: heads * strips}
 
     def _commit_state(self, kernel: str, args: tuple[Any, ...], items: dict[Count, int], state: int) -> None:
         call = KernelCall(kernel, args, items, frozenset(), frozenset({("state", state)}))

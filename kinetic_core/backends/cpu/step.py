@@ -43,7 +43,7 @@ class StepArrays:
 
     token_ids: i32[rows]; positions, row_blocks: i64[rows]; gathered: i64[outputs], row of each output; top_k:
     i64[outputs], 0 where all logits are wanted; draft_rows: i64[drafts]; tiles, sequences: records as
-    kernels/attention.py and kernels/recurrent.py read them.
+    kernels/attention.py, kernels/short_conv.py and kernels/strips.py read them.
     """
 
     def __init__(self, program: Program, options: LoadOptions, vocab: int, n_threads: int = 1) -> None:

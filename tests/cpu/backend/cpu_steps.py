@@ -10,7 +10,7 @@ import numpy as np
 from kinetic_core.backends.cpu.backend import CpuBackend, CpuExecutable
 from kinetic_core.gguf import MemoryTensors
 from kinetic_core.interfaces import HeadRequest, LoadOptions, RowBatch, SequenceRows
-from kinetic_core.program import Program
+from kinetic_core.program import Program, ProgramBuilder
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.backend import ReferenceBackend
 from kinetic_core.reference.head import FullHead
@@ -77,6 +77,32 @@ def tokens_of(n: int, seed: int = 0, vocab: int = 100) -> tuple[int, ...]:
 def hybrid_program(variant: str = "untied", seed: int = 1) -> tuple[Program, MemoryTensors]:
     source = random_model(KEY, next(v for v in TinyHybrid.tiny() if v.name == variant), seed)
     return record_program(TinyHybrid(source), FullHead(), source), source
+
+
+def recurrence_program(
+    kind: str, heads: int, groups: int, head_dim: int, state_dim: int
+) -> tuple[Program, MemoryTensors]:
+    """A "delta_rule" or "mamba2_scan" over a vocabulary of 8 embeddings; its logits are what it puts out."""
+    rng = np.random.default_rng(0)
+    inner, keys = heads * head_dim, groups * state_dim
+    tensors = {
+        "e": rng.standard_normal((8, inner + 2 * keys + 2 * heads)).astype(np.float32),
+        "a": -rng.uniform(0.05, 1.5, heads).astype(np.float32),
+        "d": rng.standard_normal(heads).astype(np.float32),
+        "bias": rng.standard_normal(heads).astype(np.float32),
+    }
+    source = MemoryTensors({}, tensors)
+    b = ProgramBuilder({name: info.shape for name, info in source.tensors.items()})
+    a, d, bias = (b.weight(name, (heads,)) for name in ("a", "d", "bias"))
+    parts = b.split(b.embedding(b.weight("e", tensors["e"].shape)), (inner, keys, keys, heads, heads))
+    x, key, query, dt, beta = parts
+    if kind == "mamba2_scan":
+        out = b.mamba2_scan(x, key, query, b.softplus(dt, bias), a, d, heads=heads, groups=groups)
+    else:
+        q, k = b.l2_norm(query, 1e-6, state_dim), b.l2_norm(key, 1e-6, state_dim)
+        decay, beta = b.decay_gate(dt, a, bias), b.sigmoid(beta)
+        out = b.delta_rule(q, k, x, decay, beta, key_heads=groups, value_heads=heads)
+    return b.finish(out, b.gather_outputs(out)), source
 
 
 def load_cpu(program: Program, source: MemoryTensors, **options: Any) -> CpuExecutable:

@@ -131,6 +131,18 @@ def test_short_convolution(load, taps: int, width: int):
     assert error(got, expected) < ROUNDINGS
 
 
+@pytest.mark.parametrize("width", [1, 16, 83])
+def test_softplus_and_concatenate(load, width: int):
+    def build(b: ProgramBuilder):
+        x = b.embedding(b.weight("e", (8, width)))
+        y = b.softplus(b.scale(x, 30.0), b.weight("bias", (width,)))
+        return b.concatenate(b.concatenate(b.softplus(x), y), b.slice(x, width // 2, 1))
+
+    got, expected = run_small(load, {"e": table(8, width), "bias": table(1, width, 1)[0]}, build, tokens_of(9, vocab=8))
+    assert got.shape == (9, 2 * width + 1)
+    assert error(got, expected) < ROUNDINGS
+
+
 def test_a_bias_is_added(load):
     def build(b: ProgramBuilder):
         x = b.embedding(b.weight("e", (8, 32)))

@@ -19,7 +19,7 @@ DATA = Path(__file__).parents[2] / "data"
 TOKENS = tokens_of(330)
 
 
-@pytest.fixture(params=["hybrid", "hybrid-q8_0", "llama-q4_k_m"])
+@pytest.fixture(params=["hybrid", "hybrid-q8_0", "hybrid-mamba", "llama-q4_k_m"])
 def model(request, load):
     """load(**options) of a model, with TOKENS in its vocabulary."""
     if request.param == "llama-q4_k_m":
@@ -28,7 +28,7 @@ def model(request, load):
             program = record_program(architecture, FullHead(), source)
             opened = [load(program, source, n_threads=threads, kv_type="f16") for threads in (1, 2)]
         return lambda n_threads=2: opened[n_threads - 1]
-    program, source = hybrid_program()
+    program, source = hybrid_program("mamba" if request.param == "hybrid-mamba" else "untied")
     if request.param == "hybrid-q8_0":
         source = with_tensor_type(source, "Q8_0")
     return lambda n_threads=2: load(program, source, n_threads=n_threads, kv_type="f16")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_steps import Part, hybrid_program, load_cpu, make_batch, prompt, step, tokens_of
+from cpu_steps import Part, hybrid_program, load_cpu, make_batch, prompt, recurrence_program, step, tokens_of
 
 from kinetic_core.backends.cpu.target import LOWERINGS, cpu_features
 from kinetic_core.gguf import open_model_file
@@ -24,19 +24,20 @@ HIDDEN_HOST = {"KINETIC_SIMD": "generic", "NUMBA_CPU_NAME": "x86-64-v2", "NUMBA_
 
 
 def digests() -> list[str]:
-    """Digests of logits: prompt, drafts, commit and decode of two hybrids, one of them with experts (each as F32 and as
-    Q8_0), and a prompt of a Q4_K_M llama.
-    """
+    """Digests of logits: prompt, drafts, commit and decode of hybrids and recurrences, a prompt of a Q4_K_M llama."""
     found = []
-    hybrids = [hybrid_program(variant) for variant in ("untied", "sigmoid-experts")]
-    models = [(p, tensors) for p, s in hybrids for tensors in (s, with_tensor_type(s, "Q8_0"))]
-    for program, tensors in models:
-        executable = load_cpu(program, tensors, kv_type="f16")
-        rows = [prompt(executable, tokens_of(270), [261, 9])]
+    program, source = hybrid_program()
+    models = [(program, source), (program, with_tensor_type(source, "Q8_0")), hybrid_program("mamba")]
+    program, source = hybrid_program("sigmoid-experts")
+    models += [(program, source), (program, with_tensor_type(source, "Q8_0"))]
+    models += [recurrence_program(kind, 4, 2, 84, 37) for kind in ("delta_rule", "mamba2_scan")]
+    for program, source in models:
+        executable = load_cpu(program, source, kv_type="f16")
+        rows = [prompt(executable, tokens_of(270, vocab=8), [261, 8, 1])]
         part = Part((3,), 270, drafts=((5, 0), (6, 1), (7, 1)))
         rows.append(step(executable, part)[0])
         executable.commit(make_batch(part).sequences[0], [1, 3])
-        rows.append(step(executable, Part((9,), 273))[0])
+        rows.append(step(executable, Part((2,), 273))[0])
         found.append(hashlib.sha256(np.concatenate(rows).tobytes() + executable.read_slot(0)).hexdigest())
         executable.close()
     with open_model_file(HERE.parents[1] / "data" / "llama-q4_k_m.gguf") as source:

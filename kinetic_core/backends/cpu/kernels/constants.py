@@ -10,7 +10,7 @@ from __future__ import annotations
 GROUP = 16
 
 # `elementwise` and `gate`: operations.
-ADD, MULTIPLY, SCALE, SIGMOID, DECAY = range(5)
+ADD, MULTIPLY, SCALE, SIGMOID, DECAY, SOFTPLUS = range(6)
 SILU_GATE, SIGMOID_GATE = range(2)
 
 # Quantized activations, see `quantize`: bytes of a block of one row, rows of a tile, bytes of one block of a tile.
@@ -25,11 +25,12 @@ PART_HEADER = 16
 ALL_CHUNKS = 1 << 40
 MAX_HEAD_DIM = 256
 
-# Recurrences: words of a sequence's record, columns of an item of `short_conv`, limits of scratch.
+# Recurrences: words of a sequence's record, columns of an item of `short_conv` and of the others, limits of scratch.
 SEQUENCE_WORDS = 8
 CONV_STRIP = 128
+WIDE_STRIP = 64
 MAX_TAPS = 16
-MAX_KEY_DIM = 512
+MAX_STATE_DIM = 512
 MAX_PATH = 1024
 
 # Experts: how a router scores, words of an active expert's record, limits of scratch. An expert's weights cost as much

@@ -5,7 +5,7 @@ Arguments of `elementwise` (int64 words, strides in bytes; floats as the bits of
     0 operation (the constants below)   1 width
     2 x, 3 stride                       4 out, 5 stride
     6 y, 7 stride                       the second operand: b of `ADD` and `MULTIPLY`, f32[width] for `DECAY` (a)
-    8 dt_bias: f32[width]               for `DECAY`
+    8 bias: f32[width]                  for `DECAY` and `SOFTPLUS`
     9 factor                            for `ADD` and `SCALE`
 
 Arguments of the gate kernels. An item is a segment of a row: item // segments is the row.
@@ -16,6 +16,8 @@ Arguments of the gate kernels. An item is a segment of a row: item // segments i
     9 activation: 0 silu, 1 sigmoid
     10 argument block of the quantization of out; segments are whole blocks (the kernels named for it)
 
+Arguments of `concatenate`: 0 a, 1 stride, 2 bytes, 3 b, 4 stride, 5 bytes, 6 out, 7 stride. An item is a row.
+
 Arguments of `gather_rows`: 0 x, 1 stride, 2 i64 row numbers, 3 out, 4 stride, 5 bytes. An item is an output row.
 """
 
@@ -25,7 +27,7 @@ import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
-from kinetic_core.backends.cpu.kernels.constants import ADD, DECAY, MULTIPLY, SCALE, SIGMOID, SILU_GATE
+from kinetic_core.backends.cpu.kernels.constants import ADD, DECAY, MULTIPLY, SCALE, SIGMOID, SILU_GATE, SOFTPLUS
 from kinetic_core.backends.cpu.kernels.mathfun import sigmoid, silu, softplus
 from kinetic_core.backends.cpu.kernels.quantize import (
     TILE_32_BYTES,
@@ -94,7 +96,8 @@ def _combine(operation, a, b, bias, factor):
         return mul(a, factor)
     if operation == SIGMOID:
         return sigmoid(a)
-    return mul(b, softplus(add(a, bias)))
+    opened = softplus(add(a, bias))
+    return opened if operation == SOFTPLUS else mul(b, opened)
 
 
 @kernel("elementwise")
@@ -107,7 +110,7 @@ def elementwise(args, begin, end):
         x = load_i64(args + 16) + row * load_i64(args + 24)
         out = load_i64(args + 32) + row * load_i64(args + 40)
         y = load_i64(args + 48) + row * load_i64(args + 56) if second else x
-        bias = load_i64(args + 64) if operation == DECAY else x
+        bias = load_i64(args + 64) if operation in (DECAY, SOFTPLUS) else x
         at = 0
         while at + 16 <= width:
             v = _combine(operation, load_vf(x + 4 * at), load_vf(y + 4 * at), load_vf(bias + 4 * at), factor)
@@ -194,6 +197,16 @@ def gate_q8_32(args, begin, end):
         width, segments = load_i64(args + 48), load_i64(args + 56)
         row = item // segments
         quantize_columns_32(load_i64(args + 80), row, width * (item - row * segments), width)
+
+
+@kernel("concatenate")
+def concatenate(args, begin, end):
+    """out = the columns of a, then those of b."""
+    first, second = load_i64(args + 16), load_i64(args + 40)
+    for row in range(begin, end):
+        out = load_i64(args + 48) + row * load_i64(args + 56)
+        copy_bytes(out, load_i64(args) + row * load_i64(args + 8), first)
+        copy_bytes(out + first, load_i64(args + 24) + row * load_i64(args + 32), second)
 
 
 @kernel("gather_rows")

@@ -9,7 +9,8 @@ addition are contracted unless `fma` says so, `max_` and `min_` return their sec
 neither greater nor less (NaN included). NaN payloads are the one thing left open.
 """
 
-from kinetic_core.backends.cpu.simd import dot, half, memory, nibbles, vector
+from kinetic_core.backends.cpu.simd import columns, dot, half, memory, nibbles, vector
+from kinetic_core.backends.cpu.simd.columns import *  # noqa: F403
 from kinetic_core.backends.cpu.simd.dot import *  # noqa: F403
 from kinetic_core.backends.cpu.simd.half import *  # noqa: F403
 from kinetic_core.backends.cpu.simd.lowering import LANES, LOWERING
@@ -19,6 +20,7 @@ from kinetic_core.backends.cpu.simd.types import VF, VI, VM, WB, WF, WI, WS, Row
 from kinetic_core.backends.cpu.simd.vector import *  # noqa: F403
 
 __all__ = ["LANES", "LOWERING", "VF", "VI", "VM", "WB", "WF", "WI", "WS", "Rows", "Static", "Vec"]
+__all__ += columns.__all__
 __all__ += dot.__all__
 __all__ += half.__all__
 __all__ += memory.__all__

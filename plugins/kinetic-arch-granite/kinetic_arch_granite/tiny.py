@@ -1,0 +1,139 @@
+"""Miniatures of every variant of the family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kinetic_core.interfaces import TinyVariant
+
+_D, _VOCAB, _HEADS, _HEAD_DIM = 64, 100, 4, 16
+_SIZES: Mapping[str, Any] = {
+    "context_length": 1024,
+    "embedding_length": _D,
+    "feed_forward_length": 96,
+    "attention.head_count": _HEADS,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.scale": 0.35,
+    "embedding_scale": 1.5,
+    "residual_scale": 0.5,
+    "logit_scale": 4.0,
+    "rope.scaling.finetuned": False,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 2 * _D,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 8,
+    "ssm.group_count": 2,
+}
+_EXPERTS = {"feed_forward_length": 32, "expert_count": 6, "expert_used_count": 2}
+_ROPE = {"rope.scaling.finetuned": True, "rope.freq_base": 5000.0, "rope.dimension_count": 12}
+_MULTIPLIERS = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+
+
+def tiny_variants() -> Sequence[TinyVariant]:
+    """Dense; untied, biased, with rope; experts with and without a shared one; Mamba-2 alone; attention alone; bare."""
+    return [
+        _variant("dense", [0, 2], {"expert_count": 0, "expert_used_count": 0, "expert_shared_feed_forward_length": 96}),
+        _variant("untied-biased", [0, 4], {"rope.scaling.finetuned": True}, tied=False, biased=True),
+        _variant("experts", [0, 2], {**_EXPERTS, "expert_shared_feed_forward_length": 48}),
+        _variant("experts-alone", [2, 0], _EXPERTS),
+        _variant("mamba", 0, {"ssm.group_count": 1}),
+        _variant(
+            "attention", 2, {"rope.scaling.finetuned": True, "rope.freq_base": 5000.0, "rope.dimension_count": 12}
+        ),
+        _variant("defaults", [0, 2], dict.fromkeys((*_MULTIPLIERS, "rope.scaling.finetuned")), bare=True),
+    ]
+
+
+def _variant(
+    name: str,
+    kv_heads: int | list[int],
+    changes: Mapping[str, Any] | None = None,
+    *,
+    tied: bool = True,
+    biased: bool = False,
+    bare: bool = False,
+) -> TinyVariant:
+    """Two blocks. kv_heads: the key's value, one or per block. changes: keys in place of the usual, None leaves one
+    out. biased: biases on all projections. bare: neither a gated norm nor a bias of the convolution."""
+    per_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * 2
+    metadata = {**_SIZES, "block_count": 2, "attention.head_count_kv": kv_heads, **(changes or {})}
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (_VOCAB, _D), "output_norm.weight": (_D,)}
+    if not tied:
+        tensors["output.weight"] = (_VOCAB, _D)
+    for layer, heads in enumerate(per_layer):
+        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (_D,), "ffn_norm.weight": (_D,)}
+        matrices = _attention(heads) if heads else _mamba2(metadata)
+        matrices |= _feed_forward(metadata)
+        block |= {f"{matrix}.weight": shape for matrix, shape in matrices.items()}
+        if biased:
+            block |= {f"{matrix}.bias": shape[:1] for matrix, shape in matrices.items()}
+        if not heads:
+            block |= dict.fromkeys(("ssm_a", "ssm_d", "ssm_dt.bias"), (metadata["ssm.time_step_rank"],))
+            block |= _convolution(metadata)
+            if bare:
+                del block["ssm_norm.weight"], block["ssm_conv1d.bias"]
+        tensors |= {f"blk.{layer}.{tensor}": shape for tensor, shape in block.items()}
+    return TinyVariant(name, metadata, tensors, {tensor: _values(tensor, shape) for tensor, shape in tensors.items()})
+
+
+def _attention(kv_heads: int) -> dict[str, tuple[int, ...]]:
+    width, kv_width = _HEADS * _HEAD_DIM, kv_heads * _HEAD_DIM
+    return {"attn_q": (width, _D), "attn_k": (kv_width, _D), "attn_v": (kv_width, _D), "attn_output": (_D, width)}
+
+
+def _channels(metadata: Mapping[str, Any]) -> int:
+    return int(metadata["ssm.inner_size"] + 2 * metadata["ssm.group_count"] * metadata["ssm.state_size"])
+
+
+def _mamba2(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    inner = metadata["ssm.inner_size"]
+    return {
+        "ssm_in": (inner + _channels(metadata) + metadata["ssm.time_step_rank"], _D),
+        "ssm_out": (_D, inner),
+    }
+
+
+def _convolution(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    groups, channels = metadata["ssm.group_count"], _channels(metadata)
+    return {
+        "ssm_conv1d.weight": (channels, metadata["ssm.conv_kernel"]),
+        "ssm_conv1d.bias": (channels,),
+        "ssm_norm.weight": (groups, metadata["ssm.inner_size"] // groups),
+    }
+
+
+def _feed_forward(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    n, width = metadata.get("expert_count", 0), metadata["feed_forward_length"]
+    if not n:
+        return {"ffn_gate": (width, _D), "ffn_up": (width, _D), "ffn_down": (_D, width)}
+    shared = metadata.get("expert_shared_feed_forward_length", 0)
+    matrices: dict[str, tuple[int, ...]] = {
+        "ffn_gate_inp": (n, _D),
+        "ffn_gate_exps": (n, width, _D),
+        "ffn_up_exps": (n, width, _D),
+        "ffn_down_exps": (n, _D, width),
+    }
+    if shared:
+        matrices |= {"ffn_gate_shexp": (shared, _D), "ffn_up_shexp": (shared, _D), "ffn_down_shexp": (_D, shared)}
+    return matrices
+
+
+def _values(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and deviation of a tensor: large enough that every term moves the logits."""
+    if "norm" in name:
+        return 1.0, 0.2
+    if name.endswith("ssm_a"):
+        return -0.4, 0.1
+    if name.endswith("ssm_d"):
+        return 0.5, 0.5
+    if name.endswith(".bias"):
+        return 0.0, 0.3
+    if "conv1d" in name:
+        return 0.2, 0.4
+    if name == "token_embd.weight":
+        return 0.0, 1.0
+    if name == "output.weight":
+        return 0.0, 0.3
+    return 0.0, 1.2 * shape[-1] ** -0.5
