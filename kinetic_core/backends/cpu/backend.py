@@ -298,6 +298,7 @@ class CpuExecutable(Executable):
 
     def statistics(self) -> dict[str, Any]:
         """Threads, lowering, bytes of the file that a step reads, what was converted, and the profile if asked for."""
+        self._check_open()
         figures: dict[str, Any] = {
             "n_threads": self._n_threads,
             "lowering": choose_lowering(),
