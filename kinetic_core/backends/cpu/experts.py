@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kinetic_core.backends.cpu.kernels import constants
@@ -18,13 +19,12 @@ from kinetic_core.backends.cpu.kernels.constants import (
 )
 from kinetic_core.backends.cpu.layout import Place
 from kinetic_core.backends.cpu.tape import Block, Count, KernelAddress, KernelCall, Tape
-from kinetic_core.backends.cpu.weights import Matrix
+from kinetic_core.backends.cpu.weights import Matrix, activation_kind
 from kinetic_core.errors import BackendError, describe
 from kinetic_core.program import ops
-from kinetic_core.program.values import Weight
 
-At = tuple[Place, int]
-"""Place and stride in bytes of a value's rows."""
+Form = tuple[Any, int, Any]
+"""Place (or address), stride in bytes and name of some rows."""
 
 _BLOCKS = {"q8_256": (256, BLOCK_256_BYTES, TILE_256_BYTES), "q8_32": (32, BLOCK_32_BYTES, TILE_32_BYTES)}
 """Per kind of quantized rows: inputs of a block, bytes of a row's block, bytes of a tile's."""
@@ -32,8 +32,8 @@ _SEGMENT = 512
 """Columns that an item of the combination sums."""
 
 
-def route_call(op: ops.Route, count: Count, places: tuple[At, At, At], bias: int) -> KernelCall:
-    """The choice of each row's experts. places: of logits, ids and weights; bias: address or 0.
+def route_call(op: ops.Route, count: Count, forms: tuple[Form, Form, Form], bias: int) -> KernelCall:
+    """The choice of each row's experts. forms: of logits, ids and weights; bias: address or 0.
 
     Raises BackendError for more experts than the kernel has room for.
     """
@@ -44,26 +44,24 @@ def route_call(op: ops.Route, count: Count, places: tuple[At, At, At], bias: int
         if got > most:
             raise BackendError(describe(f"no routing kernel for so many {what}", got=got, expected=f"up to {most}"))
     scoring = constants.SOFTMAX if op.scoring == "softmax" else constants.SIGMOID_SCORES
-    words = [word for place in places for word in place]
+    words = [word for place, stride, _ in forms for word in (place, stride)]
     args = (*words, op.logits.width, op.experts.width, scoring, bias, int(op.normalized), float(op.eps))
-    reads, writes = frozenset({places[0][0].name}), frozenset(place.name for place, _ in places[1:])
+    reads, writes = frozenset({forms[0][2]}), frozenset(name for *_, name in forms[1:])
     return KernelCall("route", args, {count: 1}, reads, writes, label="route")
 
 
 class ExpertCalls:
     """The calls of one `ops.Experts`.
 
-    layers: its three weights, packed; kinds: the form of input that each wants.
+    layers: its gate, up and down, packed.
     rows: what a step has how many rows of, the most there are, and the number of threads.
     sizes: bytes of the buffers between the calls, by name.
     """
 
-    def __init__(
-        self, op: ops.Experts, layers: dict[Weight, Matrix], kinds: dict[Weight, str], rows: tuple[Count, int, int]
-    ) -> None:
-        self._op, self._layers, self._kinds = op, layers, kinds
+    def __init__(self, op: ops.Experts, layers: Sequence[Matrix], rows: tuple[Count, int, int]) -> None:
+        self._op, self._layers = op, layers
         self._count, max_rows, n_threads = rows
-        self._n_used, self._n_experts = op.experts.width, layers[op.gate].n_experts
+        self._n_used, self._n_experts = op.experts.width, layers[0].n_experts
         entries = max_rows * self._n_used
         # A tile of a power of two of rows is more than half full, or has 16 rows and some expert to itself.
         padded = min(2 * entries, entries + (TILE_ROWS - 1) * self._n_experts)
@@ -74,21 +72,25 @@ class ExpertCalls:
         self._positions = Place(self._table, 8 * table_words)
         self.sizes: dict[Any, int] = {self._table: 8 * (table_words + entries)}
 
-    def calls(self, inputs: dict[str, tuple[Any, int, Any]], places: tuple[At, At, At]) -> list[KernelCall]:
-        """inputs: by kind, place, stride and name of the layers' input; places: of ids, weights and the result."""
-        op = self._op
-        experts, weights, out = places
-        args: tuple[Any, ...] = (*experts, self._count, self._n_used, self._n_experts, Place(self._table))
-        calls = [self._call("group_experts", args, {Count.FIXED: 1}, [experts[0].name], [self._table])]
+    def calls(self, inputs: dict[str, Form], forms: tuple[Form, Form, Form]) -> list[KernelCall]:
+        """inputs: those of gate and up, by kind; forms: of ids, weights and the result."""
+        (experts, experts_stride, experts_name), (weights, weights_stride, weights_name), (out, stride, name) = forms
+        args: tuple[Any, ...] = (experts, experts_stride, self._count, self._n_used, self._n_experts)
+        args += (Place(self._table),)
+        calls = [self._call("group_experts", args, {Count.FIXED: 1}, [experts_name], [self._table])]
         gathered = {kind: self._gather(kind, source, calls) for kind, source in inputs.items()}
-        gate, up = (self._layer(weight, gathered[self._kinds[weight]], calls) for weight in (op.gate, op.up))
+        gate, up = (
+            self._layer(part, matrix, gathered[activation_kind(matrix.type)], calls)
+            for part, matrix in zip(("gate", "up"), self._layers, strict=False)
+        )
         product = self._product(gate, up, calls)
-        down = self._layer(op.down, product, calls)
-        width = op.out.width
+        down = self._layer("down", self._layers[2], product, calls)
+        width = self._op.out.width
         segments = -(-width // _SEGMENT)
-        args = (self._positions, self._n_used, *weights, Place(down), 4 * width, *out, _SEGMENT, segments, width)
-        reads = [self._table, weights[0].name, down]
-        calls.append(self._call("combine_experts", args, {self._count: segments}, reads, [out[0].name]))
+        args = (self._positions, self._n_used, weights, weights_stride, Place(down), 4 * width, out, stride)
+        args += (_SEGMENT, segments, width)
+        reads = [self._table, weights_name, down]
+        calls.append(self._call("combine_experts", args, {self._count: segments}, reads, [name]))
         return calls
 
     @staticmethod
@@ -112,7 +114,7 @@ class ExpertCalls:
         inputs, block_bytes, tile_bytes = _BLOCKS[kind]
         return TILE_ROWS, width // inputs * tile_bytes, block_bytes
 
-    def _gather(self, kind: str, source: tuple[Any, int, Any], calls: list[KernelCall]) -> Any:
+    def _gather(self, kind: str, source: Form, calls: list[KernelCall]) -> Any:
         """The input of every entry at its position; the buffer's name."""
         place, stride, name = source
         width = self._op.x.width
@@ -129,15 +131,13 @@ class ExpertCalls:
         calls.append(self._call("gather_entries", args, items, [self._table, name], [gathered], grain=8))
         return gathered
 
-    def _layer(self, weight: Weight, x: Any, calls: list[KernelCall]) -> Any:
+    def _layer(self, part: str, matrix: Matrix, x: Any, calls: list[KernelCall]) -> Any:
         """A linear layer of every entry's expert; the name of its result."""
-        matrix = self._layers[weight]
-        part = next(name for name in ("gate", "up", "down") if getattr(self._op, name) == weight)
         out = self._buffer(part, "f32", matrix.n_out)
         linear = KernelAddress(f"linear_{matrix.type.name.lower()}")
         stride = 4 * matrix.n_in
         args: tuple[Any, ...] = (Place(self._table), linear, Place(x))
-        args += (*self._tiles(self._kinds[weight], matrix.n_in, stride), stride)
+        args += (*self._tiles(activation_kind(matrix.type), matrix.n_in, stride), stride)
         args += (matrix.address, matrix.data.nbytes // matrix.n_experts, matrix.n_in, matrix.n_out)
         args += (Place(out), 4 * matrix.n_out, self._shares)
         calls.append(self._call("run_experts", args, {Count.FIXED: self._shares}, [self._table, x], [out]))
@@ -145,7 +145,7 @@ class ExpertCalls:
 
     def _product(self, gate: Any, up: Any, calls: list[KernelCall]) -> Any:
         """silu(gate) * up, over gate, in the form that the last layer wants; the buffer's name."""
-        width, kind = self._layers[self._op.down].n_in, self._kinds[self._op.down]
+        width, kind = self._layers[2].n_in, activation_kind(self._layers[2].type)
         kernel, product = "gate", gate
         quantize: tuple[Block, ...] = ()
         if kind != "f32":

@@ -23,9 +23,8 @@ from kinetic_core.backends.cpu.packing import row_offsets
 from kinetic_core.backends.cpu.pools import KVPool, RopeSpec, RopeTable, SlotPool, address_of, allocate
 from kinetic_core.backends.cpu.step import StepArrays
 from kinetic_core.backends.cpu.tape import Block, Count, KernelCall
-from kinetic_core.backends.cpu.weights import Matrix, Weights
+from kinetic_core.backends.cpu.weights import Matrix, Weights, activation_kind, short_name
 from kinetic_core.errors import BackendError, describe
-from kinetic_core.gguf import GGMLType
 from kinetic_core.interfaces.backend import LoadOptions
 from kinetic_core.interfaces.batch import BLOCK_TOKENS
 from kinetic_core.program import ops
@@ -39,32 +38,23 @@ Args = tuple[Any, ...]
 _CHUNK_BYTES = 32 << 10
 """Weights of a chunk of a linear layer: a few microseconds of one core."""
 
-FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
-
-
-def activation_kind(type_: GGMLType) -> str:
-    """What a linear kernel of weights of this type wants its input as: `f32`, `q8_32` or `q8_256`."""
-    if type_ in FLOAT_TYPES:
-        return "f32"
-    from kinetic_core.gguf import BLOCK_FORMATS
-
-    return "q8_256" if BLOCK_FORMATS[type_].block_size == 256 else "q8_32"
-
 
 @attrs.define
 class Lowered:
     """The calls of a program, in order, with places in place of addresses.
 
     sizes:  bytes of each buffer. commit: the calls that make accepted drafts part of their sequence.
+    given:  f32[max_rows, d_model], what a prediction block's hidden input reads.
     """
 
     calls: list[KernelCall] = attrs.field(factory=list)
     commit: list[KernelCall] = attrs.field(factory=list)
     sizes: dict[Any, int] = attrs.field(factory=dict)
+    given: npt.NDArray[np.float32] | None = None
 
 
 class Lowering:
-    """Lowers one program for one executable. `run` gives the calls; the pools and tables it used stay with it."""
+    """Lowers a program for one executable, its trunk and its prediction block; the tables it used stay with it."""
 
     def __init__(
         self,
@@ -80,6 +70,7 @@ class Lowering:
         self._blocks, self._slots, self._n_threads = blocks, slots, n_threads
         self._result = Lowered()
         self._kept: list[npt.NDArray[Any]] = []
+        self._fixed: dict[int, int] = {}
         self._slices: dict[int, tuple[Value, int]] = {}
         self._made: set[tuple[int, str]] = set()
         self._users: dict[int, list[ops.Op]] = {}
@@ -88,18 +79,19 @@ class Lowering:
         self._pending_ropes: dict[int, ops.Rope] = {}
         self.rope_tables: dict[RopeSpec, RopeTable] = {}
 
-    def run(self) -> Lowered:
-        """Lower every operation. Raises BackendError for what no kernel can do."""
-        self._analyse()
-        for op in self._program.ops:
+    def run(self, program_ops: Sequence[ops.Op]) -> Lowered:
+        """Lower the operations of the trunk or of the prediction block. BackendError for what no kernel can do."""
+        self._result = Lowered()
+        self._analyse(program_ops)
+        for op in program_ops:
             self._lower(op)
         return self._result
 
     # what is used where
 
-    def _analyse(self) -> None:
-        for op in self._program.ops:
-            for value in _inputs(op):
+    def _analyse(self, program_ops: Sequence[ops.Op]) -> None:
+        for op in program_ops:
+            for value in ops.values_read(op):
                 self._users.setdefault(value.index, []).append(op)
             if isinstance(op, ops.Linear | ops.Experts):
                 kinds = self._wanted.setdefault(op.x.index, [])
@@ -114,7 +106,7 @@ class Lowering:
 
     # places
 
-    def _base(self, value: Value) -> tuple[Value, int]:
+    def base(self, value: Value) -> tuple[Value, int]:
         """The value whose buffer holds `value`, and the byte offset of its first column."""
         offset = 0
         while value.index in self._slices:
@@ -122,15 +114,16 @@ class Lowering:
             offset += 4 * columns
         return value, offset
 
-    def _at(self, value: Value) -> tuple[Place, int]:
-        """Place and stride in bytes of a value's rows."""
-        base, offset = self._base(value)
-        return Place(("value", base.index), offset), 4 * base.width
+    def _at(self, value: Value) -> tuple[Place | int, int]:
+        """Place (or address, where that is known already) and stride in bytes of a value's rows."""
+        base, offset = self.base(value)
+        fixed = self._fixed.get(base.index)
+        return Place(("value", base.index), offset) if fixed is None else fixed + offset, 4 * base.width
 
     def _name(self, value: Value) -> Any:
-        return ("value", self._base(value)[0].index)
+        return ("value", self.base(value)[0].index)
 
-    def _new(self, value: Value) -> tuple[Place, int]:
+    def _new(self, value: Value) -> tuple[Place | int, int]:
         self._result.sizes["value", value.index] = 4 * value.width * self._max_rows(value.axis)
         return self._at(value)
 
@@ -204,6 +197,10 @@ class Lowering:
                 x, out = self._at(op.x), self._new(op.out)
                 args = (*x, address_of(self._step.gathered), *out, 4 * op.out.width)
                 self._rows(op.out, "gather_rows", args, [op.x], "gather")
+            case ops.HiddenInput():
+                given = allocate(self._options.max_rows * op.out.width, np.float32, "hidden states")
+                self._fixed[op.out.index] = self._address(given)
+                self._result.given = given.reshape(-1, op.out.width)
             case ops.Rope():
                 users = self._users.get(op.out.index, [])
                 if len(users) == 1 and isinstance(users[0], ops.Attention) and users[0].k == op.out:
@@ -220,8 +217,8 @@ class Lowering:
                 self._mamba2_scan(op)
             case ops.Route():
                 bias = 0 if op.bias is None else self._vector(op.bias)
-                places = (self._at(op.logits), self._new(op.experts), self._new(op.weights))
-                self._result.calls.append(route_call(op, self._count(op.logits), places, bias))
+                forms = (self._form(op.logits), self._form(op.experts, True), self._form(op.weights, True))
+                self._result.calls.append(route_call(op, self._count(op.logits), forms, bias))
             case ops.Experts():
                 self._experts(op)
             case _:
@@ -317,7 +314,7 @@ class Lowering:
     def _input(self, x: Value, kind: str) -> tuple[Any, int, Any]:
         """(place, stride, name) of a linear layer's input in the form it wants; quantizes where nobody has yet."""
         if kind == "f32":
-            return (*self._at(x), self._name(x))
+            return self._form(x)
         name = ("quantized", x.index, kind)
         if (x.index, kind) not in self._made:
             self._made.add((x.index, kind))
@@ -337,7 +334,7 @@ class Lowering:
             place, stride, name = forms[activation_kind(matrix.type)]
             out_at = self._new(out)
             args: Args = (count, place, stride, matrix.address, matrix.n_in, matrix.n_out, *out_at)
-            label = "linear " + _short(weight.name)
+            label = "linear " + short_name(weight.name)
             self._call(
                 f"linear_{matrix.type.name.lower()}",
                 args,
@@ -353,14 +350,16 @@ class Lowering:
                 args = (constants.ADD, out.width, *at, *at, self._vector(bias), 0, 0, 1.0)
                 self._rows(out, "elementwise", args, [out], "bias")
 
+    def _form(self, value: Value, is_new: bool = False) -> tuple[Any, int, Any]:
+        """(place, stride, name) of a value's rows."""
+        return (*(self._new(value) if is_new else self._at(value)), self._name(value))
+
     def _experts(self, op: ops.Experts) -> None:
-        layers = {weight: self._weights.matrices[weight.name] for weight in (op.gate, op.up, op.down)}
-        kinds = {weight: activation_kind(matrix.type) for weight, matrix in layers.items()}
-        inputs = {kind: self._input(op.x, kind) for kind in dict.fromkeys((kinds[op.gate], kinds[op.up]))}
-        rows = (self._count(op.x), self._max_rows(op.x.axis), self._n_threads)
-        places = (self._at(op.experts), self._at(op.weights), self._new(op.out))
-        lowered = ExpertCalls(op, layers, kinds, rows)
-        self._result.calls += lowered.calls(inputs, places)
+        layers = [self._weights.matrices[weight.name] for weight in (op.gate, op.up, op.down)]
+        inputs = {kind: self._input(op.x, kind) for kind in (activation_kind(matrix.type) for matrix in layers[:2])}
+        forms = (self._form(op.experts), self._form(op.weights), self._form(op.out, True))
+        lowered = ExpertCalls(op, layers, (self._count(op.x), self._max_rows(op.x.axis), self._n_threads))
+        self._result.calls += lowered.calls(inputs, forms)
         self._result.sizes |= lowered.sizes
 
     def _linear_grain(self, matrix: Matrix) -> int:
@@ -415,7 +414,7 @@ class Lowering:
         self._call(f"store_kv_{options.kv_type}", args, {Count.ROWS: 1}, reads, writes, "store_kv")
         group = op.heads // heads
         args = (*self._at(op.q), *self._new(op.out), heads, group, head_dim, float(op.scale), layer.window or 0)
-        args += (address_of(step.tiles), Count.TILES, *cache, *aside)
+        args += (address_of(step.tiles), Count.TILES, *cache, *aside, layer.first_position)
         reads = [self._name(op.q), ("cache", layer.index)]
         self._call(f"attention_{options.kv_type}", args, {Count.TILES: heads}, reads, [self._name(op.out)], "attention")
         if self._n_threads > 1:
@@ -499,19 +498,3 @@ class Lowering:
     def _commit_state(self, kernel: str, args: tuple[Any, ...], items: dict[Count, int], state: int) -> None:
         call = KernelCall(kernel, args, items, frozenset(), frozenset({("state", state)}))
         self._result.commit.append(call)
-
-
-def _inputs(op: ops.Op) -> list[Value]:
-    """The values that an operation reads."""
-    made = ("experts", "weights") if isinstance(op, ops.Route) else ("out", "outs")
-    return [
-        value
-        for field in attrs.fields(type(op))
-        if field.name not in made and isinstance(value := getattr(op, field.name), Value)
-    ]
-
-
-def _short(name: str) -> str:
-    """A weight's name without layer number and ending, for the profile."""
-    parts = [part for part in name.split(".") if part not in ("blk", "weight") and not part.isdigit()]
-    return ".".join(parts) or name

@@ -39,6 +39,16 @@ _SLICE_BYTES = 4 << 20
 """Bytes of the file that one packing task takes: enough work for a thread, and little memory beside the result."""
 
 
+FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
+
+
+def activation_kind(type_: GGMLType) -> str:
+    """What a linear kernel of weights of this type wants its input as: `f32`, `q8_32` or `q8_256`."""
+    if type_ in FLOAT_TYPES:
+        return "f32"
+    return "q8_256" if BLOCK_FORMATS[type_].block_size == 256 else "q8_32"
+
+
 @attrs.frozen(eq=False)
 class Matrix:
     """A packed matrix [n_out, n_in], or one for each expert, one behind the other.
@@ -171,10 +181,16 @@ def _pack_slice(
     count(rows * row_bytes)
 
 
+def short_name(name: str) -> str:
+    """A weight's name without layer number and ending, for the profile."""
+    parts = [part for part in name.split(".") if part not in ("blk", "weight") and not part.isdigit()]
+    return ".".join(parts) or name
+
+
 def _matrix_names(program: Program) -> set[str]:
     """Weights that linear kernels or the embedding read, those of experts included."""
     names: set[str] = set()
-    for op in program.ops:
+    for op in program.all_ops:
         if isinstance(op, ops.Linear):
             names.update(weight.name for weight in op.weights)
         elif isinstance(op, ops.Embedding):
@@ -218,10 +234,12 @@ def bytes_per_step(program: Program, weights: Weights) -> int:
     """Bytes of the file that a step of one row reads.
 
     Every weight but the embedding, of which it reads one row, and the experts, of which it reads those that it uses.
+    Of a prediction block a step reads nothing.
     """
+    read = {weight.name for op in program.ops for weight in ops.weights_of(op)}
     linear = {weight.name for op in program.ops if isinstance(op, ops.Linear) for weight in op.weights}
     total = sum(matrix.file_bytes for name, matrix in weights.matrices.items() if name in linear)
-    total += sum(vector.nbytes for vector in weights.vectors.values())
+    total += sum(vector.nbytes for name, vector in weights.vectors.items() if name in read)
     for op in program.ops:
         if isinstance(op, ops.Embedding):
             total += BLOCK_FORMATS[weights.matrices[op.weight.name].file_type].n_bytes((op.weight.shape[1],))

@@ -243,7 +243,7 @@ def test_a_nan_logit_of_the_router_becomes_a_nan_logit(load):
     for token in (3, 5):
         with pytest.raises(NumericalError, match="row 1"):
             step(executable, Part((1, token, 2, 4)))
-        assert same_bits(executable._logits[[0, 2, 3]], clean)
+        assert same_bits(executable._trunk.logits[[0, 2, 3]], clean)
     assert same_bits(step(executable, Part((1, 2, 4)))[0], clean)
 
 
