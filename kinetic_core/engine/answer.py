@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.engine.request import TokenLogprob
-from kinetic_core.engine.sampler import best, log_softmax
+from kinetic_core.engine.sampler import log_softmax
+from kinetic_core.program.ranking import best
 from kinetic_core.text import StopMatcher, StreamDetokenizer
 
 if TYPE_CHECKING:

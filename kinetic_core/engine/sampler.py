@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.engine.counter_rng import uniform
-from kinetic_core.errors import NumericalError, describe
 from kinetic_core.program.elementary import exp64, log64
+from kinetic_core.program.ranking import best, not_finite
 
 if TYPE_CHECKING:
     from kinetic_core.engine.history import History
@@ -93,7 +93,7 @@ class Sampler:
             ids, raw = outputs.candidates(output)
             if self._greedy and not self._adjusts:
                 if not raw[0] < np.inf or raw[0] == -np.inf:
-                    raise _not_finite()
+                    raise not_finite()
                 return Choice(int(ids[0]), None)
             scores = raw.astype(np.float64)
             if self._adjusts:
@@ -156,7 +156,7 @@ class Sampler:
         """ids and scores f64[kept], best first."""
         top = scores[0]
         if not np.isfinite(top):
-            raise _not_finite()
+            raise not_finite()
         if self._greedy or len(ids) == 1:
             return int(ids[0])
         options = self._options
@@ -175,41 +175,6 @@ class Sampler:
         return int(ids[place])
 
 
-def best(scores: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.intp]:
-    """The ids of the best k scores in (score descending, id ascending) order; -0 equals +0.
-
-    scores: f64 or f32[vocab]. Raises NumericalError when one is NaN.
-    """
-    n = len(scores)
-    if k == 1:
-        first = int(np.argmax(scores))  # the first of equals; the first NaN if there is one
-        if np.isnan(scores[first]):
-            raise _not_finite()
-        return np.array([first], np.intp)
-    if k < n:
-        ordered = np.partition(scores, (n - k, n - 1))  # NaN sorts last
-        if np.isnan(ordered[-1]):
-            raise _not_finite()
-        chosen = np.flatnonzero(scores >= ordered[n - k])
-    else:
-        if np.isnan(scores).any():
-            raise _not_finite()
-        if scores.dtype == np.float32:
-            return _descending_f32(scores)
-        chosen = np.arange(n)
-    order = np.argsort(-scores[chosen], kind="stable")  # stable on ascending ids
-    return chosen[order[:k]]
-
-
-def _descending_f32(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
-    """All ids, best first, by one sort of integers: the score's bits, made monotone, above the id. About 10x faster."""
-    bits = (scores + np.float32(0)).view(np.int32)  # -0 + 0 is +0
-    falling = ~(bits ^ ((bits >> 31) & 0x7FFFFFFF))
-    keys = (falling.astype(np.int64) << 32) | np.arange(len(scores))
-    keys.sort()
-    return (keys & 0xFFFFFFFF).astype(np.intp)
-
-
 def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """f64[vocab]: natural logarithms of the probabilities of f32[vocab], before temperature, penalties and bias.
 
@@ -218,7 +183,7 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     scores = logits.astype(np.float64)
     top = scores.max()
     if not np.isfinite(top):
-        raise _not_finite()
+        raise not_finite()
     scores -= top
     total = np.cumsum(_exp(scores))[-1:]
     scores -= log64(total)
@@ -230,13 +195,3 @@ def _exp(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     if len(x) <= _PIECE:
         return exp64(x)
     return np.concatenate([exp64(x[start : start + _PIECE]) for start in range(0, len(x), _PIECE)])
-
-
-def _not_finite() -> NumericalError:
-    return NumericalError(
-        describe(
-            "the model produced a score that is not a finite number",
-            where="the output layer",
-            hint="the weights are damaged, or the model overflows with this prompt",
-        )
-    )

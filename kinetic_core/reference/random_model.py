@@ -36,8 +36,8 @@ def _random(name: str, shape: tuple[int, ...], variant: TinyVariant, seed: int) 
 def with_tensor_type(source: MemoryTensors, type_name: str) -> MemoryTensors:
     """The same model with its matrices stored as `type_name` (``"Q8_0"``, ``"F16"``, ``"BF16"`` …).
 
-    Vectors, convolution kernels, routers and matrices whose rows are no whole number of blocks stay as they are, as
-    in published files. Raises UnsupportedModelError for a type that `gguf` cannot quantize to.
+    Vectors, norms, convolution kernels, routers and matrices whose rows are no whole number of blocks stay as they
+    are, as in published files. Raises UnsupportedModelError for a type that `gguf` cannot quantize to.
     """
     from gguf import GGMLQuantizationType, quants
 
@@ -46,7 +46,8 @@ def with_tensor_type(source: MemoryTensors, type_name: str) -> MemoryTensors:
     tensors: dict[str, npt.NDArray[Any] | RawTensor] = {}
     for name, info in source.tensors.items():
         array = read_tensor(source, name)
-        if array.ndim < 2 or "conv" in name or "ffn_gate_inp" in name or array.shape[-1] % block:
+        kept = any(part in name for part in ("norm", "conv.weight", "conv1d", "ffn_gate_inp"))
+        if array.ndim < 2 or kept or array.shape[-1] % block:
             tensors[name] = array
             continue
         try:

@@ -11,8 +11,9 @@ from sampling_oracle import ORDER, oracle
 from kinetic_core.engine.counter_rng import uniform
 from kinetic_core.engine.history import History
 from kinetic_core.engine.request import SamplingOptions
-from kinetic_core.engine.sampler import Sampler, best, log_softmax
+from kinetic_core.engine.sampler import Sampler, log_softmax
 from kinetic_core.errors import NumericalError
+from kinetic_core.program.ranking import best
 
 VOCAB = 120
 

@@ -10,7 +10,7 @@ from golden_models import Backend
 
 from kinetic_core.interfaces import Executable
 
-BACKENDS = [Backend("reference"), Backend("cpu", rms={"q8_0": 0.03, "q4_k_m": 0.04})]
+BACKENDS = [Backend("reference"), Backend("cpu", rounds_activations=True)]
 
 
 @pytest.fixture(scope="session", params=BACKENDS, ids=lambda backend: backend.name)

@@ -4,44 +4,48 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from golden_models import Backend, golden, run_prompt
+from golden_models import EXACT, QUANTIZED, Backend, Family, golden, run_prompt
 
-FAMILIES = ["llama", "llama3rope"]
-QUANTIZED = [("llama", "q8_0"), ("llama", "q4_k_m")]
+exact_files = pytest.mark.parametrize("family", EXACT, ids=[family.name for family in EXACT])
+quantized_files = pytest.mark.parametrize(
+    ("family", "quantized"), QUANTIZED, ids=[f"{family.name}-{quantized}" for family, quantized in QUANTIZED]
+)
 
 
 def largest(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(got - expected).max() / expected.std())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_f32_files(load, backend: Backend, family: str):
-    data = golden(family)
-    assert largest(run_prompt(load(f"{family}-f32"), data["ids"]), data["logits_f32"]) < backend.largest
+@exact_files
+def test_logits_of_f32_files(load, backend: Backend, family: Family):
+    data = golden(family.name)
+    assert largest(run_prompt(load(f"{family.name}-{family.exact}"), data["ids"]), data["logits_f32"]) < backend.largest
 
 
-@pytest.mark.parametrize(("family", "quantized"), QUANTIZED)
-def test_logits_of_quantized_files(load, backend: Backend, family: str, quantized: str):
-    data = golden(family)
+@quantized_files
+def test_logits_of_quantized_files(load, backend: Backend, family: Family, quantized: str):
+    data = golden(family.name)
     expected = data[f"logits_{quantized}"]
-    got = run_prompt(load(f"{family}-{quantized}"), data["ids"])
-    if backend.rms is None:
+    got = run_prompt(load(f"{family.name}-{quantized}"), data["ids"])
+    if not backend.rounds_activations:
         assert largest(got, expected) < backend.largest
-    else:
-        assert np.sqrt(np.mean((got - expected) ** 2)) / expected.std() < backend.rms[quantized]
+        return
+    squares = np.mean((got - expected) ** 2, axis=1)
+    rms = np.median(np.sqrt(squares)) if family.experts else np.sqrt(np.mean(squares))
+    assert rms < family.rms[quantized] * expected.std()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_of_a_long_prompt(load, backend: Backend, family: str):
-    data = golden(family)
-    got = run_prompt(load(f"{family}-f32"), data["long_ids"])[data["long_pos"]]
+@exact_files
+def test_logits_of_a_long_prompt(load, backend: Backend, family: Family):
+    data = golden(family.name)
+    got = run_prompt(load(f"{family.name}-{family.exact}"), data["long_ids"])[data["long_pos"]]
     assert largest(got, data["long_logits_f32"]) < backend.largest
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_continuation_of_f32_files(load, family: str):
-    data = golden(family)
-    executable = load(f"{family}-f32")
+@exact_files
+def test_greedy_continuation_of_f32_files(load, family: Family):
+    data = golden(family.name)
+    executable = load(f"{family.name}-{family.exact}")
     logits = run_prompt(executable, data["ids"])[-1]
     chosen: list[int] = []
     for expected_gap in data["greedy_gap_f32"]:

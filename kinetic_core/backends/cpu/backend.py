@@ -25,7 +25,7 @@ from kinetic_core.backends.cpu.workers import KERNELS, WorkerPool, default_threa
 from kinetic_core.errors import BackendError, NumericalError, describe
 from kinetic_core.interfaces.backend import BackendCapabilities, Executable, KernelBackend, LoadOptions
 from kinetic_core.interfaces.batch import BLOCK_TOKENS, RowBatch, SequenceRows
-from kinetic_core.program import ops
+from kinetic_core.program import ops, ranking
 from kinetic_core.program.program import KV_BYTES
 
 if TYPE_CHECKING:
@@ -143,8 +143,7 @@ class CpuExecutable(Executable):
         if head.top_k <= MAX_TOP_K:
             ids, best = self._selection.ids[output, :k].copy(), self._selection.scores[output, :k].copy()
         else:
-            # The minus makes -0 equal +0 and higher scores first; a stable sort leaves ties to the lower id.
-            ids = np.argsort(-scores, kind="stable")[:k].astype(np.int32)
+            ids = ranking.best(scores, k).astype(np.int32)
             best = scores[ids]
         if head.exact_ids:
             others = np.setdiff1d(np.array(head.exact_ids, np.int32), ids)

@@ -16,15 +16,15 @@ from kinetic_core.program.program import KV_BYTES
 from kinetic_core.program.values import KVLayer, RecurrentState
 
 
-def allocate(n_elements: int, dtype: Any, what: str) -> npt.NDArray[Any]:
-    """An array that begins on a cache line. Pages are taken as they are first written.
+def allocate(n_elements: int, dtype: Any, what: str, *, zeroed: bool = False) -> npt.NDArray[Any]:
+    """An array that begins on a cache line. Pages are taken as they are first written, zeroed or not.
 
     Raises:
         CapacityError: the system has no room for it.
     """
     kind = np.dtype(dtype)
     try:
-        room = np.empty(n_elements * kind.itemsize + 64, np.uint8)
+        room = (np.zeros if zeroed else np.empty)(n_elements * kind.itemsize + 64, np.uint8)
     except MemoryError as error:
         raise CapacityError(
             describe(f"no memory for {what}", got=f"{n_elements * kind.itemsize / 2**20:.0f} MiB asked for")
@@ -67,8 +67,7 @@ class SlotPool:
         for state in states:
             self.offsets.append(self.offsets[-1] + state.n_bytes)
         self.slot_bytes = self.offsets.pop()
-        self._data = allocate(n_slots * self.slot_bytes, np.uint8, "recurrent states")
-        self._data[:] = 0
+        self._data = allocate(n_slots * self.slot_bytes, np.uint8, "recurrent states", zeroed=True)
         self.address = address_of(self._data)
 
     def view(self, slot: int) -> npt.NDArray[np.uint8]:

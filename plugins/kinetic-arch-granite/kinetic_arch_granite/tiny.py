@@ -31,10 +31,10 @@ _MULTIPLIERS = ("attention.scale", "embedding_scale", "residual_scale", "logit_s
 
 
 def tiny_variants() -> Sequence[TinyVariant]:
-    """Dense, tied and untied, biased; experts with and without a shared one; attention alone, with rope; bare."""
+    """Dense; untied, biased, with rope; experts with and without a shared one; Mamba-2 alone; attention alone; bare."""
     return [
         _variant("dense", [0, 2], {"expert_count": 0, "expert_used_count": 0, "expert_shared_feed_forward_length": 96}),
-        _variant("untied-biased", [0, 4], tied=False, biased=True),
+        _variant("untied-biased", [0, 4], {"rope.scaling.finetuned": True}, tied=False, biased=True),
         _variant("experts", [0, 2], {**_EXPERTS, "expert_shared_feed_forward_length": 48}),
         _variant("experts-alone", [2, 0], _EXPERTS),
         _variant("mamba", 0, {"ssm.group_count": 1}),
