@@ -42,12 +42,23 @@ def describe(
         parts.append(f"in {where}")
     line = " ".join(parts)
     if got is not None:
-        line += f": got {got}"
+        line += f": got {shown(got) if type(got) is int else got}"
     if expected is not None:
         line += f", expected {expected}"
     if hint:
         line += f"; {hint}"
     return line
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """A caller's value for a message: its `repr`, cut to `limit` characters, whatever the value is."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python writes out (sys.set_int_max_str_digits), or one inside
+        if isinstance(value, int):
+            return f"a whole number of {value.bit_length()} bits"
+        return f"a {type(value).__name__} that holds a number too long to write out"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 class KineticError(Exception):

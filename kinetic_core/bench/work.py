@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
-from kinetic_core.program.ops import Embedding, Op
+from kinetic_core.program.ops import Attention, Embedding, weights_of
 from kinetic_core.program.program import KV_BYTES
-from kinetic_core.program.values import Weight
 
 if TYPE_CHECKING:
     from kinetic_core.gguf import TensorSource
@@ -24,21 +21,12 @@ def bytes_per_token(program: Program, source: TensorSource, kv_type: str, positi
     whole: set[str] = set()
     looked_up: set[str] = set()
     for op in program.ops:
-        for weight in _weights(op):
+        for weight in weights_of(op):
             (looked_up if isinstance(op, Embedding) else whole).add(weight.name)
     total = sum(source.tensors[name].n_bytes for name in whole)
     for name in looked_up - whole:
         total += source.tensors[name].n_bytes // source.tensors[name].shape[0]
-    for layer in program.kv_layers:
+    for layer in (op.layer for op in program.ops if isinstance(op, Attention)):
         seen = position if layer.window is None else min(position, layer.window)
         total += seen * 2 * layer.kv_heads * layer.head_dim * KV_BYTES[kv_type]
     return total + 2 * program.state_bytes
-
-
-def _weights(op: Op) -> list[Weight]:
-    """Every weight that an operation names, in tuples too."""
-    found: list[Weight] = []
-    for field in attrs.fields(type(op)):
-        value = getattr(op, field.name)
-        found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Weight)]
-    return found

@@ -16,7 +16,7 @@ from kinetic_core.engine.engine import Engine
 from kinetic_core.engine.request import Chunk, Completion, GenerationRequest, SamplingOptions
 from kinetic_core.engine.sizing import choose_sizes
 from kinetic_core.engine.validate import MAX_TOP_K, RANGES, unknown_option
-from kinetic_core.errors import CapacityError, RequestError, describe
+from kinetic_core.errors import CapacityError, RequestError, describe, shown
 from kinetic_core.interfaces.backend import LoadOptions
 from kinetic_core.plugins import load_registry
 from kinetic_core.program.record import record_program
@@ -229,7 +229,10 @@ class Model:
         return self.engine.logits(tuple(_ids(token_ids)))
 
     def info(self) -> dict[str, Any]:
-        """What is loaded: names, sizes in bytes, pools, the backend's figures, the engine's counts."""
+        """What is loaded: names, sizes in bytes, pools, the backend's figures, the engine's counts.
+
+        Raises BackendError when the model was closed.
+        """
         kv_type = self.engine.options.kv_type
         return {
             "name": self.name,
@@ -261,7 +264,7 @@ class Model:
     def _one(self, request: GenerationRequest) -> Completion:
         if request.n != 1:
             raise RequestError(
-                describe("n cannot be used here", got=repr(request.n), expected="1", hint="call generate_choices"),
+                describe("n cannot be used here", got=shown(request.n), expected="1", hint="call generate_choices"),
                 field="n",
             )
         return self._all(request)[0]
@@ -321,13 +324,15 @@ def load(
         The backend, memory, or an argument out of range.
     """
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024):
-        raise RequestError(describe("threads cannot be used", got=repr(threads), expected="1 to 1024"), field="threads")
+        raise RequestError(
+            describe("threads cannot be used", got=shown(threads), expected="1 to 1024"), field="threads"
+        )
     registry = load_registry() if registry is None else registry
     backend_class = registry.get("backend", "cpu" if backend == "auto" else backend)
     if kv not in backend_class.capabilities.kv_types:
         raise RequestError(
             describe(
-                "kv cannot be used", got=repr(kv), expected=f"one of {', '.join(backend_class.capabilities.kv_types)}"
+                "kv cannot be used", got=shown(kv), expected=f"one of {', '.join(backend_class.capabilities.kv_types)}"
             ),
             field="kv",
         )

@@ -10,7 +10,7 @@ import attrs
 
 from kinetic_core.engine.counter_rng import SEED_LIMIT
 from kinetic_core.engine.request import GenerationRequest, SamplingOptions
-from kinetic_core.errors import ContextLengthError, RequestError, describe
+from kinetic_core.errors import ContextLengthError, RequestError, describe, shown
 
 RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -82,10 +82,7 @@ def unknown_option(name: str, known: Iterable[str]) -> RequestError:
 
 
 def _wrong(field: str, got: object, expected: str) -> RequestError:
-    shown = repr(got)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    return RequestError(describe(f"{field} cannot be used", got=shown, expected=expected), field=field)
+    return RequestError(describe(f"{field} cannot be used", got=shown(got), expected=expected), field=field)
 
 
 def _number(field: str, value: object, least: float, greatest: float) -> float:
@@ -113,7 +110,7 @@ def _prompt(value: Any, vocab_size: int) -> tuple[int, ...]:
             raise RequestError(
                 describe(
                     f"token {place} of the prompt does not exist",
-                    got=repr(token),
+                    got=shown(token),
                     expected=f"an id from 0 to {vocab_size - 1}",
                 ),
                 field="prompt",

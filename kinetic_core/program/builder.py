@@ -355,6 +355,9 @@ class ProgramBuilder:
 
         Raises TensorError when the file has tensors that no operation reads.
         """
+        if prediction is not None:
+            _check("the prediction block's hidden width", prediction[0].width, hidden.width)
+            _check("the prediction block's vocabulary", prediction[1].width, logits.width)
         unread = sorted(set(self._shapes) - set(self._weights) - set(ignored))
         if unread:
             shown = ", ".join(unread[:5]) + (f" and {len(unread) - 5} more" if len(unread) > 5 else "")

@@ -312,3 +312,12 @@ Op = (
     | HiddenInput
     | Concatenate
 )
+
+
+def weights_of(op: Op) -> tuple[Weight, ...]:
+    """Every weight that an operation reads."""
+    found: list[Weight] = []
+    for field in attrs.fields(type(op)):
+        value = getattr(op, field.name)
+        found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Weight)]
+    return tuple(found)

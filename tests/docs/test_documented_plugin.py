@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 import sys
 import tomllib
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from kinetic_core.gguf import read_tensor
 from kinetic_core.interfaces import HeadRequest, LoadOptions, RowBatch, SequenceRows
 from kinetic_core.plugins import load_registry
 from kinetic_core.program.record import record_program
+from kinetic_core.reference.backend import ReferenceBackend
+from kinetic_core.reference.head import FullHead
 from kinetic_core.reference.random_model import random_model
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
@@ -71,6 +76,31 @@ def test_it_is_found_and_runs(installed: Distribution) -> None:
     norm = np.frombuffer(source.tensor_bytes("output_norm.weight").tobytes(), np.float32)
     x = table[9].astype(np.float64)
     expected = table @ (x / np.sqrt(np.mean(x * x) + 1e-5) * norm)
+    np.testing.assert_allclose(executable.logits(0), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_its_prediction_block_runs() -> None:
+    names: dict[str, Any] = {"__name__": "documented"}
+    for containing in ("class Toy", "class WithPrediction"):
+        exec(block("python", containing), names)
+    toy = type("ToyWithPrediction", (names["WithPrediction"], names["Toy"]), {})
+    (variant,) = toy.tiny()
+    own = {"nextn.enorm.weight": (32,), "nextn.hnorm.weight": (32,), "nextn.eh_proj.weight": (32, 64)}
+    source = random_model("toy", dataclasses.replace(variant, tensors={**variant.tensors, **own}))
+    program = record_program(toy(source), FullHead(), source)
+    executable = ReferenceBackend().load(program, source, LoadOptions(n_blocks=1, n_slots=1))
+    sequence = SequenceRows(0, 1, 1, np.zeros(1, np.int32), -1)
+    hidden = np.random.default_rng(0).standard_normal((1, 32)).astype(np.float32)
+    executable.predict(
+        RowBatch(np.array([9], np.int32), np.array([1], np.int32), (sequence,), [HeadRequest(0, None)]), hidden
+    )
+    tensors = {name: read_tensor(source, name).astype(np.float64) for name in source.tensors}
+    table = tensors["token_embd.weight"]
+    inputs = [
+        x / np.sqrt(np.mean(x * x) + 1e-5) * tensors[f"nextn.{norm}.weight"]
+        for norm, x in (("enorm", table[9]), ("hnorm", hidden[0].astype(np.float64)))
+    ]
+    expected = table @ (tensors["nextn.eh_proj.weight"] @ np.concatenate(inputs))
     np.testing.assert_allclose(executable.logits(0), expected, rtol=1e-4, atol=1e-5)
 
 

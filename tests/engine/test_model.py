@@ -14,6 +14,7 @@ import kinetic_core
 from kinetic_core.engine.model import Model, sampling_defaults
 from kinetic_core.engine.request import SamplingOptions
 from kinetic_core.errors import (
+    BackendError,
     GGUFError,
     MetadataError,
     ModelNotFoundError,
@@ -26,6 +27,7 @@ from kinetic_core.reference.tiny_hybrid import tiny_hybrid_source
 
 DATA = Path(__file__).parent.parent / "data"
 ALPHABET = "abcdefghijklmnopqrstuvwxyz."
+HUGE = 10**5000  # longer than Python writes out
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -111,12 +113,16 @@ def test_goldens(llama: Model) -> None:
     assert completion.token_ids == tuple(golden["greedy_f32"].tolist())
 
 
-def test_closing_twice_and_using_after(tiny: Model) -> None:
-    with kinetic_core.load("tiny-hybrid", backend="reference") as model:
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_closing_twice_and_using_after(backend: str) -> None:
+    with kinetic_core.load("tiny-hybrid", backend=backend) as model:
         pass
     model.close()
     with pytest.raises(kinetic_core.errors.Cancelled):  # type: ignore[attr-defined]
         model.generate("\n")
+    for figures in (model.info, model.executable.statistics):
+        with pytest.raises(BackendError, match="closed"):
+            figures()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,9 @@ def test_closing_twice_and_using_after(tiny: Model) -> None:
         ({"ctx": 0}, "ctx"),
         ({"ctx": 4096}, "ctx"),
         ({"parallel": 0}, "parallel"),
+        *[({field: HUGE}, field) for field in ("threads", "kv", "ctx", "parallel")],
     ],
+    ids=lambda value: "_".join(value) if isinstance(value, dict) else value,
 )
 def test_arguments_out_of_range(arguments: dict[str, object], field: str) -> None:
     with pytest.raises(RequestError) as caught:

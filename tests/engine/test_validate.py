@@ -49,6 +49,20 @@ def test_s1_what_is_out_of_range_is_refused_by_name(field: str, value: Any) -> N
     refused(field, **{field: value})
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_too_long_to_write_out_are_refused_by_name(sign: int) -> None:
+    """Python refuses to write an integer of more than 4,300 digits; the message says its size instead."""
+    number = sign * 10**5000
+    for field in ("temperature", "top_p", "top_k", "seed", "n", "max_tokens", "logprobs", "ignore_end", "logit_bias"):
+        refused(field, **{field: number})
+    for field, value in (("stop", [number]), ("logit_bias", {number: 1}), ("logit_bias", {5: number})):
+        refused(field, **{field: value})
+    refused("logit_bias", logit_bias=[number])
+    refused("prompt", prompt_ids=(1, number))
+    with pytest.raises(RequestError, match=f"got a whole number of {number.bit_length()} bits"):
+        validate_request(attrs.evolve(PLAIN, max_tokens=number), VOCAB, CONTEXT)
+
+
 @pytest.mark.parametrize("prompt", [(), "text", None, (1, -1), (1, 300), (1, 2.0), (True,), ("1",)])
 def test_prompts_that_are_no_ids_are_refused(prompt: Any) -> None:
     refused("prompt", prompt_ids=prompt)

@@ -55,15 +55,17 @@ class Lowered:
     """The calls of a program, in order, with places in place of addresses.
 
     sizes:  bytes of each buffer. commit: the calls that make accepted drafts part of their sequence.
+    given:  f32[max_rows, d_model], what a prediction block's hidden input reads.
     """
 
     calls: list[KernelCall] = attrs.field(factory=list)
     commit: list[KernelCall] = attrs.field(factory=list)
     sizes: dict[Any, int] = attrs.field(factory=dict)
+    given: npt.NDArray[np.float32] | None = None
 
 
 class Lowering:
-    """Lowers one program for one executable. `run` gives the calls; the pools and tables it used stay with it."""
+    """Lowers a program for one executable, its trunk and its prediction block; the tables it used stay with it."""
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class Lowering:
         self._blocks, self._slots, self._n_threads = blocks, slots, n_threads
         self._result = Lowered()
         self._kept: list[npt.NDArray[Any]] = []
+        self._fixed: dict[int, int] = {}
         self._slices: dict[int, tuple[Value, int]] = {}
         self._made: set[tuple[int, str]] = set()
         self._users: dict[int, list[ops.Op]] = {}
@@ -87,17 +90,18 @@ class Lowering:
         self._pending_ropes: dict[int, ops.Rope] = {}
         self.rope_tables: dict[RopeSpec, RopeTable] = {}
 
-    def run(self) -> Lowered:
-        """Lower every operation. Raises BackendError for what no kernel can do."""
-        self._analyse()
-        for op in self._program.ops:
+    def run(self, program_ops: Sequence[ops.Op]) -> Lowered:
+        """Lower the operations of the trunk or of the prediction block. BackendError for what no kernel can do."""
+        self._result = Lowered()
+        self._analyse(program_ops)
+        for op in program_ops:
             self._lower(op)
         return self._result
 
     # what is used where
 
-    def _analyse(self) -> None:
-        for op in self._program.ops:
+    def _analyse(self, program_ops: Sequence[ops.Op]) -> None:
+        for op in program_ops:
             for value in _inputs(op):
                 self._users.setdefault(value.index, []).append(op)
             if isinstance(op, ops.Linear):
@@ -113,7 +117,7 @@ class Lowering:
 
     # places
 
-    def _base(self, value: Value) -> tuple[Value, int]:
+    def base(self, value: Value) -> tuple[Value, int]:
         """The value whose buffer holds `value`, and the byte offset of its first column."""
         offset = 0
         while value.index in self._slices:
@@ -121,15 +125,16 @@ class Lowering:
             offset += 4 * columns
         return value, offset
 
-    def _at(self, value: Value) -> tuple[Place, int]:
-        """Place and stride in bytes of a value's rows."""
-        base, offset = self._base(value)
-        return Place(("value", base.index), offset), 4 * base.width
+    def _at(self, value: Value) -> tuple[Place | int, int]:
+        """Place (or address, where that is known already) and stride in bytes of a value's rows."""
+        base, offset = self.base(value)
+        fixed = self._fixed.get(base.index)
+        return Place(("value", base.index), offset) if fixed is None else fixed + offset, 4 * base.width
 
     def _name(self, value: Value) -> Any:
-        return ("value", self._base(value)[0].index)
+        return ("value", self.base(value)[0].index)
 
-    def _new(self, value: Value) -> tuple[Place, int]:
+    def _new(self, value: Value) -> tuple[Place | int, int]:
         self._result.sizes["value", value.index] = 4 * value.width * self._max_rows(value.axis)
         return self._at(value)
 
@@ -203,6 +208,10 @@ class Lowering:
                 x, out = self._at(op.x), self._new(op.out)
                 args = (*x, address_of(self._step.gathered), *out, 4 * op.out.width)
                 self._rows(op.out, "gather_rows", args, [op.x], "gather")
+            case ops.HiddenInput():
+                given = allocate(self._options.max_rows * op.out.width, np.float32, "hidden states")
+                self._fixed[op.out.index] = self._address(given)
+                self._result.given = given.reshape(-1, op.out.width)
             case ops.Rope():
                 users = self._users.get(op.out.index, [])
                 if len(users) == 1 and isinstance(users[0], ops.Attention) and users[0].k == op.out:
@@ -398,7 +407,7 @@ class Lowering:
         self._call(f"store_kv_{options.kv_type}", args, {Count.ROWS: 1}, reads, writes, "store_kv")
         group = op.heads // heads
         args = (*self._at(op.q), *self._new(op.out), heads, group, head_dim, float(op.scale), layer.window or 0)
-        args += (address_of(step.tiles), Count.TILES, *cache, *aside)
+        args += (address_of(step.tiles), Count.TILES, *cache, *aside, layer.first_position)
         reads = [self._name(op.q), ("cache", layer.index)]
         self._call(f"attention_{options.kv_type}", args, {Count.TILES: heads}, reads, [self._name(op.out)], "attention")
         if self._n_threads > 1:

@@ -61,7 +61,7 @@ class StepArrays:
         self._n_threads = n_threads
         layers = program.kv_layers
         self._fewest_heads = min((layer.kv_heads for layer in layers), default=1)
-        heads = [op.heads * (PART_HEADER + op.layer.head_dim) for op in program.ops if isinstance(op, Attention)]
+        heads = [op.heads * (PART_HEADER + op.layer.head_dim) for op in program.all_ops if isinstance(op, Attention)]
         self._part_bytes = 4 * max(heads, default=0)
         self._parts = allocate(MAX_PARTS * self._part_bytes if n_threads > 1 else 0, np.uint8, "attention")
         self.sequences = np.zeros((n, SEQUENCE_WORDS), np.int64)
@@ -254,6 +254,19 @@ class StepArrays:
             for token_id in head.exact_ids:
                 if not 0 <= token_id < vocab:
                     refuse("a token outside the vocabulary", where, token_id, f"0 to {vocab - 1}")
+
+
+def check_prediction(batch: RowBatch, hidden: npt.NDArray[np.float32], d_model: int) -> None:
+    """Raise BackendError for a batch or hidden states that `Executable.predict` does not take."""
+    for number, sequence in enumerate(batch.sequences):
+        where = f"sequence {number} of the batch"
+        if sequence.draft_parents or sequence.snapshots:
+            refuse("a prediction step takes no drafts and no snapshots", where, sequence.n_rows, "committed rows only")
+        if sequence.start < 1:
+            refuse("a prediction step needs a hidden state before each row", where, sequence.start, "from 1 on")
+    if hidden.dtype != np.float32 or hidden.shape != (batch.n_rows, d_model):
+        got, expected = f"{hidden.dtype} of shape {hidden.shape}", f"float32 of shape ({batch.n_rows}, {d_model})"
+        refuse("bad hidden states", "the prediction step", got, expected)
 
 
 def check_table(sequence: SequenceRows, n_tokens: int, options: LoadOptions, where: str) -> None:

@@ -166,7 +166,7 @@ def _pack_slice(
 def _matrix_names(program: Program) -> set[str]:
     """Weights that linear kernels or the embedding read."""
     names: set[str] = set()
-    for op in program.ops:
+    for op in program.all_ops:
         if isinstance(op, ops.Linear):
             names.update(weight.name for weight in op.weights)
         elif isinstance(op, ops.Embedding):
@@ -205,10 +205,14 @@ def _convert(raw: npt.NDArray[np.uint8], file_type: GGMLType, type_: GGMLType, n
 
 
 def bytes_per_step(program: Program, weights: Weights) -> int:
-    """Bytes of the file that a step of one row reads: every weight but the embedding, of which it reads one row."""
+    """Bytes of the file that a step of one row reads: every weight but the embedding, of which it reads one row.
+
+    Of a prediction block a step reads nothing.
+    """
+    read = {weight.name for op in program.ops for weight in ops.weights_of(op)}
     linear = {weight.name for op in program.ops if isinstance(op, ops.Linear) for weight in op.weights}
     total = sum(matrix.file_bytes for name, matrix in weights.matrices.items() if name in linear)
-    total += sum(vector.nbytes for vector in weights.vectors.values())
+    total += sum(vector.nbytes for name, vector in weights.vectors.items() if name in read)
     for op in program.ops:
         if isinstance(op, ops.Embedding):
             total += BLOCK_FORMATS[weights.matrices[op.weight.name].file_type].n_bytes((op.weight.shape[1],))

@@ -59,6 +59,13 @@ def step(executable: Any, *parts: Part) -> list[np.ndarray]:
     return [logits[s.first_row : s.first_row + s.n_rows] for s in batch.sequences]
 
 
+def predict(executable: Any, part: Part, hidden: np.ndarray) -> np.ndarray:
+    """Run one prediction step; the logits of its rows, f32[rows, vocab]."""
+    batch = make_batch(part)
+    executable.predict(batch, hidden)
+    return np.array([executable.logits(row) for row in range(batch.n_rows)])
+
+
 def prompt(executable: Any, tokens: tuple[int, ...], sizes: list[int], **where: Any) -> np.ndarray:
     """Run a prompt in steps of these sizes (the last one repeated): f32[tokens, vocab]."""
     rows: list[np.ndarray] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_steps import Part, hybrid_program, load_reference, make_batch, step, tokens_of
+from cpu_steps import Part, hybrid_program, load_reference, make_batch, predict, step, tokens_of
 
 from kinetic_core.gguf import MemoryTensors
 from kinetic_core.program import ProgramBuilder
@@ -43,6 +43,27 @@ def test_tiny_hybrid(load, variant: str, kv_type: str):
         executable.commit(sequence, [300, 302, 303])
     after = Part((11, 12, 13), 303)
     assert error(step(cpu, after)[0], step(truth, after)[0]) < tolerance
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize("tensor_type", ["F32", "Q8_0"])
+def test_prediction_block(load, tensor_type: str, kv_type: str):
+    """A prompt over a block's edge, then three guesses ahead; with 8-bit matrices, activations are rounded as well."""
+    program, source = hybrid_program("prediction")
+    source = with_tensor_type(source, tensor_type) if tensor_type != "F32" else source
+    hidden = np.random.default_rng(5).standard_normal((299, 64)).astype(np.float32)
+    found = []
+    for executable in (load(program, source, kv_type=kv_type), load_reference(program, source, kv_type=kv_type)):
+        rows = predict(executable, Part(tokens_of(300)[1:], 1), hidden)
+        for ahead in range(3):
+            guessed = executable.hidden(0 if ahead else 298, 1).copy()
+            rows = np.concatenate([rows, predict(executable, Part((ahead,), 300 + ahead), guessed)])
+        found.append(rows)
+    got, expected = found
+    if tensor_type == "F32":
+        assert error(got, expected) < (1e-5 if kv_type == "f32" else 2**-11)
+    else:
+        assert np.sqrt(np.mean((got - expected) ** 2)) / expected.std() < 0.03
 
 
 @pytest.mark.parametrize("n_rows", [1, 7, 9])

@@ -31,7 +31,7 @@ class Cache:
             self.data[block, :, 1].reshape(kv_heads, POSITIONS, head_dim)[:, place] = self.v[position]
 
 
-def run(cache: Cache, q: np.ndarray, start: int, window: int = 0, tile_rows: int = 4) -> np.ndarray:
+def run(cache: Cache, q: np.ndarray, start: int, window: int = 0, tile_rows: int = 4, first: int = 0) -> np.ndarray:
     """Attention of rows at positions start … by the kernel. q: [rows, heads * head_dim]."""
     _, kv_heads, head_dim = cache.k.shape
     rows = len(q)
@@ -46,7 +46,7 @@ def run(cache: Cache, q: np.ndarray, start: int, window: int = 0, tile_rows: int
         [
             *(q.ctypes.data, q.strides[0], out.ctypes.data, out.strides[0], kv_heads, group, head_dim),
             *(float_bits(head_dim**-0.5), window, tiles.ctypes.data, len(tiles)),
-            *(cache.data.ctypes.data, cache.data.strides[0], 0, 0),
+            *(cache.data.ctypes.data, cache.data.strides[0], 0, 0, first),
         ],
         np.int64,
     )
@@ -55,14 +55,14 @@ def run(cache: Cache, q: np.ndarray, start: int, window: int = 0, tile_rows: int
     return out
 
 
-def truth(cache: Cache, q: np.ndarray, start: int, window: int = 0) -> np.ndarray:
+def truth(cache: Cache, q: np.ndarray, start: int, window: int = 0, first: int = 0) -> np.ndarray:
     _, kv_heads, head_dim = cache.k.shape
     k, v = cache.k.astype(np.float64), cache.v.astype(np.float64)
     queries = q.astype(np.float64).reshape(len(q), kv_heads, -1, head_dim)
     out = np.empty_like(queries)
     for row in range(len(q)):
         high = start + row + 1
-        low = max(0, high - window) if window else 0
+        low = max(first, high - window) if window else first
         scores = np.einsum("hgd,phd->hgp", queries[row], k[low:high]) * head_dim**-0.5
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out[row] = np.einsum("hgp,phd->hgd", weights / weights.sum(-1, keepdims=True), v[low:high])
@@ -92,6 +92,24 @@ def test_windows(window: int):
     for chunk in range(first_seen // POSITIONS):
         cache.data[cache.table[chunk]] = np.nan
     np.testing.assert_allclose(run(cache, q, 510, window), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [0, 3, 400])
+@pytest.mark.parametrize(("first", "start"), [(1, 1), (1, 254), (17, 20), (300, 301)])
+def test_a_layer_that_begins_later(first: int, start: int, window: int):
+    """Rows before its first position may be anything, in the same tile of 16 or in a chunk of their own."""
+    cache = Cache(start + 9, 2, 32, np.float16)
+    q = queries(9, 2 * 3 * 32)
+    expected = truth(cache, q, start, window, first)
+    for position in range(first):
+        block, place = cache.table[position // POSITIONS], position % POSITIONS
+        cache.data[block, :, 0].reshape(2, POSITIONS // TILE, 32, TILE)[:, place // TILE, :, place % TILE] = np.nan
+        cache.data[block, :, 1].reshape(2, POSITIONS, 32)[:, place] = np.nan
+    got = run(cache, q, start, window, first=first)
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+    for row in range(9):
+        alone = run(cache, q[row : row + 1], start + row, window, first=first)
+        assert alone.tobytes() == got[row].tobytes()
 
 
 @pytest.mark.parametrize("window", [0, 40, 300])

@@ -131,7 +131,8 @@ def test_a_closed_model_says_so():
     executable = CpuBackend().load(program, source, OPTIONS)
     executable.close()
     executable.close()
-    for call in (lambda: executable.run(GOOD), lambda: executable.read_slot(0), lambda: executable.candidates(0)):
+    results = (lambda: executable.candidates(0), executable.statistics)
+    for call in (lambda: executable.run(GOOD), lambda: executable.read_slot(0), *results):
         with pytest.raises(BackendError, match="closed"):
             call()
 
@@ -209,6 +210,15 @@ def test_bytes_per_token_are_the_files(load):
     program, source = hybrid_program("untied")
     sizes = {name: info.n_bytes for name, info in source.tensors.items()}
     expected = sum(sizes.values()) - sizes["token_embd.weight"] + 4 * 64
+    assert load(program, source).statistics()["bytes_per_token"] == expected
+
+
+def test_a_prediction_block_is_no_part_of_a_step(load):
+    """Its weights are in the file, but a step of the trunk does not read them."""
+    program, source = hybrid_program("prediction")
+    own = [name for name in source.tensors if name.startswith("blk.2.")]
+    expected = sum(info.n_bytes for name, info in source.tensors.items() if name not in own)
+    expected += 4 * 64 - source.tensors["token_embd.weight"].n_bytes
     assert load(program, source).statistics()["bytes_per_token"] == expected
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_steps import Part, hybrid_program, load_cpu, make_batch, prompt, recurrence_program, step, tokens_of
+from cpu_steps import Part, hybrid_program, load_cpu, make_batch, predict, prompt, recurrence_program, step, tokens_of
 
 from kinetic_core.backends.cpu.target import LOWERINGS, cpu_features
 from kinetic_core.gguf import open_model_file
@@ -38,12 +38,26 @@ def digests() -> list[str]:
         rows.append(step(executable, Part((2,), 273))[0])
         found.append(hashlib.sha256(np.concatenate(rows).tobytes() + executable.read_slot(0)).hexdigest())
         executable.close()
+    found.append(prediction_digest())
     with open_model_file(HERE.parents[1] / "data" / "llama-q4_k_m.gguf") as source:
         architecture = load_registry().architecture_for(source.architecture)(source)
         executable = load_cpu(record_program(architecture, FullHead(), source), source, kv_type="f16")
     found.append(hashlib.sha256(prompt(executable, tokens_of(40), [37, 1]).tobytes()).hexdigest())
     executable.close()
     return found
+
+
+def prediction_digest() -> str:
+    """Of what a prediction block leaves: logits of a prompt over a block's edge, and of guesses ahead."""
+    program, source = hybrid_program("prediction")
+    executable = load_cpu(program, with_tensor_type(source, "Q8_0"), kv_type="f16")
+    tokens = tokens_of(270)
+    prompt(executable, tokens, [270])
+    rows = [predict(executable, Part(tokens[1:], 1), executable.hidden(0, 269))]
+    for ahead in range(2):
+        rows.append(predict(executable, Part((ahead,), 270 + ahead), executable.hidden(0 if ahead else 268, 1)))
+    executable.close()
+    return hashlib.sha256(np.concatenate(rows).tobytes()).hexdigest()
 
 
 @pytest.fixture(scope="module")

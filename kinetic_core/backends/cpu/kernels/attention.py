@@ -6,8 +6,8 @@ position after position. Chunks are combined by the larger of the two maxima, as
 1805.02867. Every row does this for itself, so the bits do not depend on how rows are grouped: up to four query vectors
 that read the same key head share the loads of keys and values, no more.
 
-A chunk outside a row's window or beyond its position is not computed for it. Lanes of a tile outside are computed and
-thrown away: what lies there may be anything.
+A chunk outside a row's window or beyond its position is not computed for it. Lanes of a tile outside, or before the
+layer's first position, are computed and thrown away: what lies there may be anything.
 
 Arguments (int64 words, strides in bytes; the factor is the bits of a float64). An item is a tile of rows and a key
 head: item // tiles is the head.
@@ -15,7 +15,7 @@ head: item // tiles is the head.
     0 q, 1 stride   2 out, 3 stride   4 kv_heads   5 query heads per key head   6 head_dim   7 factor of the scores
     8 window (0: none)   9 tile records, 10 their number
     11 address of the layer in block 0, 12 bytes per block
-    13 f32[rows, kv_heads, head_dim] with drafts' keys, 14 with their values
+    13 f32[rows, kv_heads, head_dim] with drafts' keys, 14 with their values   15 first position of the layer
 
 A tile record is 10 words: first row, rows, position of the first row, address of the i32 block table, and for a draft
 (a tile of one row): positions that the blocks hold, address of the i64 rows of its path after those (itself last), and
@@ -202,7 +202,7 @@ _SCORES, _CHUNK_OUT, _OUT, _SCRATCH_BYTES = 256, 4352, 8448, 12544
 def _begin(args, record, kv_head, first_vector, count, scratch):
     """Fill in the scratch of vectors first_vector …: v is row v // group, query head v % group of the key head."""
     group, head_dim, window = load_i64(args + 40), load_i64(args + 48), load_i64(args + 64)
-    row0, start = load_i64(record), load_i64(record + 16)
+    row0, start, first = load_i64(record), load_i64(record + 16), load_i64(args + 120)
     for k in range(GROUP_VECTORS):
         vector = first_vector + (k if k < count else 0)
         row = vector // group
@@ -211,7 +211,7 @@ def _begin(args, record, kv_head, first_vector, count, scratch):
         store_i64(at + _QUERY, load_i64(args) + (row0 + row) * load_i64(args + 8) + column)
         store_i64(at + _TARGET, load_i64(args + 16) + (row0 + row) * load_i64(args + 24) + column)
         high = start + row + 1
-        store_i64(at + _LOW, max(0, high - window) if window > 0 else 0)
+        store_i64(at + _LOW, max(first, high - window) if window > 0 else first)
         store_i64(at + _HIGH, high)
         store_f32(at + _STATE + 4, np.float32(-1.0))
 
