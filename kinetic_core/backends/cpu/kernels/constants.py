@@ -48,6 +48,9 @@ MAX_TOP_K = 128
 CALL_WORDS = 8
 LINE = 8
 STATE, DONE, STOP, ASLEEP = 0, LINE, 2 * LINE, 3 * LINE
+#: STATE is a step's number times TICKETS plus the next ticket; that is CLOSED between steps.
+TICKETS = 1 << 32
+CLOSED = TICKETS - 1
 
 
 def n_groups(n_out: int) -> int:
