@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kinetic_core.program.ops import Attention, Embedding, weights_of
+from kinetic_core.program.ops import Attention, Embedding, Experts, weights_of
 from kinetic_core.program.program import KV_BYTES
 
 if TYPE_CHECKING:
@@ -15,15 +15,20 @@ if TYPE_CHECKING:
 def bytes_per_token(program: Program, source: TensorSource, kv_type: str, position: int) -> int:
     """Bytes of one decode step at `position` (tokens before it).
 
-    The file's bytes of the weights that the step needs (one row of a table that is only looked up), the keys and
-    values it reads, and its recurrent states, read and written. Padding of packed weights does not count.
+    The file's bytes of the weights that the step needs (one row of a table that is only looked up, as many experts as a
+    row uses), the keys and values it reads, and its recurrent states, read and written. Padding of packed weights does
+    not count.
     """
     whole: set[str] = set()
     looked_up: set[str] = set()
+    total = 0
     for op in program.ops:
         for weight in weights_of(op):
-            (looked_up if isinstance(op, Embedding) else whole).add(weight.name)
-    total = sum(source.tensors[name].n_bytes for name in whole)
+            if isinstance(op, Experts):
+                total += source.tensors[weight.name].n_bytes // weight.shape[0] * op.experts.width
+            else:
+                (looked_up if isinstance(op, Embedding) else whole).add(weight.name)
+    total += sum(source.tensors[name].n_bytes for name in whole)
     for name in looked_up - whole:
         total += source.tensors[name].n_bytes // source.tensors[name].shape[0]
     for layer in (op.layer for op in program.ops if isinstance(op, Attention)):

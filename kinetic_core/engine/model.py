@@ -229,7 +229,10 @@ class Model:
         return self.engine.logits(tuple(_ids(token_ids)))
 
     def info(self) -> dict[str, Any]:
-        """What is loaded: names, sizes in bytes, pools, the backend's figures, the engine's counts."""
+        """What is loaded: names, sizes in bytes, pools, the backend's figures, the engine's counts.
+
+        Raises BackendError when the model was closed.
+        """
         kv_type = self.engine.options.kv_type
         return {
             "name": self.name,

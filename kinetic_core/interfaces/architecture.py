@@ -114,7 +114,10 @@ class Architecture(ABC):
 
     @classmethod
     def checkpoint_names(cls) -> Mapping[str, str]:
-        """GGUF tensor name -> name in Hugging Face checkpoints; ``{layer}`` stands for the layer's number."""
+        """GGUF tensor name -> name in Hugging Face checkpoints; ``{layer}`` stands for the layer's number.
+
+        ``{expert}`` in a checkpoint's name: it has one tensor per expert where the GGUF file stacks them.
+        """
         return {}
 
     @classmethod

@@ -136,7 +136,10 @@ class Executable(ABC):
         """Names everything in the backend that could change a bit of a saved state."""
 
     def statistics(self) -> dict[str, Any]:
-        """Figures for `kinetic bench` and `info`: threads, lowering, bytes per token, time per op where measured."""
+        """Figures for `kinetic bench` and `info`: threads, lowering, bytes per token, time per op where measured.
+
+        Raises BackendError after `close`.
+        """
         return {}
 
     @abstractmethod

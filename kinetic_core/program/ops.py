@@ -332,3 +332,10 @@ def weights_of(op: Op) -> tuple[Weight, ...]:
         value = getattr(op, field.name)
         found += [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Weight)]
     return tuple(found)
+
+
+def values_read(op: Op) -> list[Value]:
+    """The values that an operation reads."""
+    made = ("experts", "weights") if isinstance(op, Route) else ("out", "outs")
+    fields = [field.name for field in attrs.fields(type(op)) if field.name not in made]
+    return [value for name in fields if isinstance(value := getattr(op, name), Value)]

@@ -393,6 +393,7 @@ class ReferenceExecutable(Executable):
 
     def statistics(self) -> dict[str, Any]:
         """Bytes of weights as held: float64."""
+        self._check_open()
         return {"n_threads": 1, "lowering": "numpy", "weight_bytes": sum(w.nbytes for w in self._weights.values())}
 
     def close(self) -> None:

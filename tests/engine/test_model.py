@@ -14,6 +14,7 @@ import kinetic_core
 from kinetic_core.engine.model import Model, sampling_defaults
 from kinetic_core.engine.request import SamplingOptions
 from kinetic_core.errors import (
+    BackendError,
     GGUFError,
     MetadataError,
     ModelNotFoundError,
@@ -112,12 +113,16 @@ def test_goldens(llama: Model) -> None:
     assert completion.token_ids == tuple(golden["greedy_f32"].tolist())
 
 
-def test_closing_twice_and_using_after(tiny: Model) -> None:
-    with kinetic_core.load("tiny-hybrid", backend="reference") as model:
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_closing_twice_and_using_after(backend: str) -> None:
+    with kinetic_core.load("tiny-hybrid", backend=backend) as model:
         pass
     model.close()
     with pytest.raises(kinetic_core.errors.Cancelled):  # type: ignore[attr-defined]
         model.generate("\n")
+    for figures in (model.info, model.executable.statistics):
+        with pytest.raises(BackendError, match="closed"):
+            figures()
 
 
 @pytest.mark.parametrize(

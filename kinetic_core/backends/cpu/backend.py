@@ -19,7 +19,7 @@ from kinetic_core.backends.cpu.lowering import Lowered, Lowering
 from kinetic_core.backends.cpu.pools import KVPool, SlotPool, address_of, allocate, restore
 from kinetic_core.backends.cpu.selection import Selection
 from kinetic_core.backends.cpu.step import SKIPPED, StepArrays, check_prediction, check_table, refuse
-from kinetic_core.backends.cpu.tape import Count, KernelCall, Tape, assign_phases
+from kinetic_core.backends.cpu.tape import Count, KernelCall, Tape, assign_phases, kernel_names
 from kinetic_core.backends.cpu.target import choose_lowering
 from kinetic_core.backends.cpu.weights import Weights, bytes_per_step
 from kinetic_core.backends.cpu.workers import KERNELS, WorkerPool, default_threads
@@ -86,7 +86,7 @@ class CpuExecutable(Executable):
             parts.append((block, prediction.hidden, prediction.logits))
         made = [self._lay_out(*part) for part in parts]
         self._arena = allocate(max(size for *_, size in made), np.uint8, "activations")
-        names = {call.kernel for calls, *_ in made for call in calls} | {call.kernel for call in trunk.commit}
+        names = kernel_names([*(call for calls, *_ in made for call in calls), *trunk.commit])
         kernel_compile.prepare([*names, *KERNELS], options.progress)
         passes = []
         for (_, hidden, logits), (calls, phases, offsets, _) in zip(parts, made, strict=True):
@@ -298,6 +298,7 @@ class CpuExecutable(Executable):
 
     def statistics(self) -> dict[str, Any]:
         """Threads, lowering, bytes of the file that a step reads, what was converted, and the profile if asked for."""
+        self._check_open()
         figures: dict[str, Any] = {
             "n_threads": self._n_threads,
             "lowering": choose_lowering(),

@@ -7,6 +7,7 @@ not used. It notices an edit of the kernel's file only, not of the SIMD vocabula
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -184,7 +185,8 @@ def _compile_in_processes(missing: Sequence[str], n_processes: int, progress: Pr
                 if not answer:
                     logger.warning("the process that compiles kernels ended; compiling %s here", name)
                     break
-            process.stdin.close()
+            with contextlib.suppress(OSError):  # unsent bytes for a process that is gone
+                process.stdin.close()
 
     report()
     threads = [threading.Thread(target=feed, name=f"compile-{number}") for number in range(n_processes)]

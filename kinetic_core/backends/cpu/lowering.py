@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kinetic_core.backends.cpu.experts import ExpertCalls, route_call
 from kinetic_core.backends.cpu.kernels import constants
 from kinetic_core.backends.cpu.kernels.constants import MAX_HEAD_DIM, n_groups, quantized_bytes
 from kinetic_core.backends.cpu.layout import Place
@@ -22,9 +23,8 @@ from kinetic_core.backends.cpu.packing import row_offsets
 from kinetic_core.backends.cpu.pools import KVPool, RopeSpec, RopeTable, SlotPool, address_of, allocate
 from kinetic_core.backends.cpu.step import StepArrays
 from kinetic_core.backends.cpu.tape import Block, Count, KernelCall
-from kinetic_core.backends.cpu.weights import Matrix, Weights
+from kinetic_core.backends.cpu.weights import Matrix, Weights, activation_kind, short_name
 from kinetic_core.errors import BackendError, describe
-from kinetic_core.gguf import GGMLType
 from kinetic_core.interfaces.backend import LoadOptions
 from kinetic_core.interfaces.batch import BLOCK_TOKENS
 from kinetic_core.program import ops
@@ -37,17 +37,6 @@ Args = tuple[Any, ...]
 
 _CHUNK_BYTES = 32 << 10
 """Weights of a chunk of a linear layer: a few microseconds of one core."""
-
-FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
-
-
-def activation_kind(type_: GGMLType) -> str:
-    """What a linear kernel of weights of this type wants its input as: `f32`, `q8_32` or `q8_256`."""
-    if type_ in FLOAT_TYPES:
-        return "f32"
-    from kinetic_core.gguf import BLOCK_FORMATS
-
-    return "q8_256" if BLOCK_FORMATS[type_].block_size == 256 else "q8_32"
 
 
 @attrs.define
@@ -102,11 +91,11 @@ class Lowering:
 
     def _analyse(self, program_ops: Sequence[ops.Op]) -> None:
         for op in program_ops:
-            for value in _inputs(op):
+            for value in ops.values_read(op):
                 self._users.setdefault(value.index, []).append(op)
-            if isinstance(op, ops.Linear):
+            if isinstance(op, ops.Linear | ops.Experts):
                 kinds = self._wanted.setdefault(op.x.index, [])
-                for weight in op.weights:
+                for weight in op.weights if isinstance(op, ops.Linear) else (op.gate, op.up):
                     kind = activation_kind(self._weights.matrices[weight.name].type)
                     if kind != "f32" and kind not in kinds:
                         kinds.append(kind)
@@ -238,6 +227,12 @@ class Lowering:
                 self._delta_rule(op)
             case ops.Mamba2Scan():
                 self._mamba2_scan(op)
+            case ops.Route():
+                bias = 0 if op.bias is None else self._vector(op.bias)
+                forms = (self._form(op.logits), self._form(op.experts, True), self._form(op.weights, True))
+                self._result.calls.append(route_call(op, self._count(op.logits), forms, bias))
+            case ops.Experts():
+                self._experts(op)
             case _:
                 raise BackendError(describe("no CPU kernel for this operation", got=type(op).__name__))
 
@@ -331,7 +326,7 @@ class Lowering:
     def _input(self, x: Value, kind: str) -> tuple[Any, int, Any]:
         """(place, stride, name) of a linear layer's input in the form it wants; quantizes where nobody has yet."""
         if kind == "f32":
-            return (*self._at(x), self._name(x))
+            return self._form(x)
         name = ("quantized", x.index, kind)
         if (x.index, kind) not in self._made:
             self._made.add((x.index, kind))
@@ -351,7 +346,7 @@ class Lowering:
             place, stride, name = forms[activation_kind(matrix.type)]
             out_at = self._new(out)
             args: Args = (count, place, stride, matrix.address, matrix.n_in, matrix.n_out, *out_at)
-            label = "linear " + _short(weight.name)
+            label = "linear " + short_name(weight.name)
             self._call(
                 f"linear_{matrix.type.name.lower()}",
                 args,
@@ -366,6 +361,18 @@ class Lowering:
                 at = self._at(out)
                 args = (constants.ADD, out.width, *at, *at, self._vector(bias), 0, 0, 1.0)
                 self._rows(out, "elementwise", args, [out], "bias")
+
+    def _form(self, value: Value, is_new: bool = False) -> tuple[Any, int, Any]:
+        """(place, stride, name) of a value's rows."""
+        return (*(self._new(value) if is_new else self._at(value)), self._name(value))
+
+    def _experts(self, op: ops.Experts) -> None:
+        layers = [self._weights.matrices[weight.name] for weight in (op.gate, op.up, op.down)]
+        inputs = {kind: self._input(op.x, kind) for kind in (activation_kind(matrix.type) for matrix in layers[:2])}
+        forms = (self._form(op.experts), self._form(op.weights), self._form(op.out, True))
+        lowered = ExpertCalls(op, layers, (self._count(op.x), self._max_rows(op.x.axis), self._n_threads))
+        self._result.calls += lowered.calls(inputs, forms)
+        self._result.sizes |= lowered.sizes
 
     def _linear_grain(self, matrix: Matrix) -> int:
         """Groups of a chunk: enough weights to be worth drawing, but some for every thread."""
@@ -503,18 +510,3 @@ class Lowering:
     def _commit_state(self, kernel: str, args: tuple[Any, ...], items: dict[Count, int], state: int) -> None:
         call = KernelCall(kernel, args, items, frozenset(), frozenset({("state", state)}))
         self._result.commit.append(call)
-
-
-def _inputs(op: ops.Op) -> list[Value]:
-    """The values that an operation reads."""
-    return [
-        value
-        for field in attrs.fields(type(op))
-        if field.name not in ("out", "outs") and isinstance(value := getattr(op, field.name), Value)
-    ]
-
-
-def _short(name: str) -> str:
-    """A weight's name without layer number and ending, for the profile."""
-    parts = [part for part in name.split(".") if part not in ("blk", "weight") and not part.isdigit()]
-    return ".".join(parts) or name

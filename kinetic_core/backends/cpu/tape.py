@@ -7,7 +7,7 @@ phases: those of one phase may run at the same time, a phase starts when every c
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -47,12 +47,19 @@ class Block:
 
 
 @attrs.frozen
+class KernelAddress:
+    """A kernel that another one calls: the word becomes the address of its machine code."""
+
+    kernel: str
+
+
+@attrs.frozen
 class KernelCall:
     """One kernel call of a tape.
 
     kernel:    the kernel's registered name.
     args:      the words of its argument block: integers, floats (stored as the bits of a float64), a `Count`, which is
-               filled in before each step, or a `Block`.
+               filled in before each step, a `Block` or a `KernelAddress`.
     items:     how many work items each `Count` contributes.
     reads, writes: names of what it reads and writes, for the order of calls.
     grain:     least items of a chunk.
@@ -90,6 +97,19 @@ def assign_phases(calls: Sequence[KernelCall]) -> list[int]:
     return phases
 
 
+def kernel_names(calls: Sequence[KernelCall]) -> set[str]:
+    """The kernels that calls need, those that their kernels call included."""
+
+    def named(args: tuple[Any, ...]) -> Iterator[str]:
+        for word in args:
+            if isinstance(word, KernelAddress):
+                yield word.kernel
+            elif isinstance(word, Block):
+                yield from named(word.args)
+
+    return {name for call in calls for name in (call.kernel, *named(call.args))}
+
+
 def _n_words(args: tuple[Any, ...]) -> int:
     return len(args) + sum(_n_words(word.args) for word in args if isinstance(word, Block))
 
@@ -114,6 +134,7 @@ class Tape:
         self.phases = np.asarray(phases, np.int64)
         self.n_phases = int(self.phases[-1]) + 1 if len(calls) else 0
         self._n_threads = n_threads
+        self._address = address
         self._words = np.zeros(sum(_n_words(call.args) for call in calls), np.int64)
         self.table = np.zeros((len(calls), CALL_WORDS), np.int64)
         self._used = 0
@@ -136,6 +157,8 @@ class Tape:
         for at, word in enumerate(args, begin):
             if isinstance(word, Block):
                 self._words[at] = self._place(word.args)
+            elif isinstance(word, KernelAddress):
+                self._words[at] = self._address(word.kernel)
             elif isinstance(word, Count):
                 self._count_words[word].append(at)
             else:

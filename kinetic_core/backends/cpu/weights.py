@@ -7,6 +7,7 @@ loading takes little more memory than the file has bytes.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -38,9 +39,22 @@ _SLICE_BYTES = 4 << 20
 """Bytes of the file that one packing task takes: enough work for a thread, and little memory beside the result."""
 
 
+FLOAT_TYPES = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
+
+
+def activation_kind(type_: GGMLType) -> str:
+    """What a linear kernel of weights of this type wants its input as: `f32`, `q8_32` or `q8_256`."""
+    if type_ in FLOAT_TYPES:
+        return "f32"
+    return "q8_256" if BLOCK_FORMATS[type_].block_size == 256 else "q8_32"
+
+
 @attrs.frozen(eq=False)
 class Matrix:
-    """A packed matrix [n_out, n_in]; type is what it is packed as, `file_type` what the file holds."""
+    """A packed matrix [n_out, n_in], or one for each expert, one behind the other.
+
+    type is what it is packed as, `file_type` what the file holds.
+    """
 
     name: str
     type: GGMLType
@@ -49,6 +63,7 @@ class Matrix:
     n_in: int
     data: npt.NDArray[np.uint8]
     file_bytes: int
+    n_experts: int = 1
 
     @property
     def address(self) -> int:
@@ -113,10 +128,11 @@ class Weights:
         pool: ThreadPoolExecutor,
         count: Any,
     ) -> None:
-        n_out, n_in = weight.shape
+        n_out, n_in = weight.shape[-2:]
+        n_experts = math.prod(weight.shape[:-2])
         raw = source.tensor_bytes(weight.name)
         type_ = file_type if file_type in PACKED_TYPES else _converted_type(raw, file_type, n_in)
-        target = self._allocate(packed_size(type_, n_out, n_in), weight.name)
+        target = self._allocate(n_experts * packed_size(type_, n_out, n_in), weight.name)
         row_bytes = BLOCK_FORMATS[file_type].n_bytes((n_in,))
         if type_ is not file_type:
             converted = _convert(raw, file_type, type_, n_in)
@@ -124,12 +140,14 @@ class Weights:
             raw = converted
         step = max(GROUP, _SLICE_BYTES // row_bytes // GROUP * GROUP)
         tasks: list[Future[None]] = []
-        for first in range(0, n_out, step):
-            rows = min(step, n_out - first)
-            tasks.append(pool.submit(_pack_slice, type_, raw, n_out, n_in, target, first, rows, row_bytes, count))
+        for own_raw, own_target in zip(np.split(raw, n_experts), np.split(target, n_experts), strict=True):
+            for first in range(0, n_out, step):
+                rows = min(step, n_out - first)
+                args = (type_, own_raw, n_out, n_in, own_target, first, rows, row_bytes, count)
+                tasks.append(pool.submit(_pack_slice, *args))
         self._waiting.append((weight.name, file_bytes, tasks))
         self._finish_packing(source, _AHEAD_BYTES)
-        self.matrices[weight.name] = Matrix(weight.name, type_, file_type, n_out, n_in, target, file_bytes)
+        self.matrices[weight.name] = Matrix(weight.name, type_, file_type, n_out, n_in, target, file_bytes, n_experts)
 
     def _finish_packing(self, source: TensorSource, ahead_bytes: int) -> None:
         """Wait for the oldest matrices until at most `ahead_bytes` of the file are left to pack."""
@@ -163,14 +181,22 @@ def _pack_slice(
     count(rows * row_bytes)
 
 
+def short_name(name: str) -> str:
+    """A weight's name without layer number and ending, for the profile."""
+    parts = [part for part in name.split(".") if part not in ("blk", "weight") and not part.isdigit()]
+    return ".".join(parts) or name
+
+
 def _matrix_names(program: Program) -> set[str]:
-    """Weights that linear kernels or the embedding read."""
+    """Weights that linear kernels or the embedding read, those of experts included."""
     names: set[str] = set()
     for op in program.all_ops:
         if isinstance(op, ops.Linear):
             names.update(weight.name for weight in op.weights)
         elif isinstance(op, ops.Embedding):
             names.add(op.weight.name)
+        elif isinstance(op, ops.Experts):
+            names.update((op.gate.name, op.up.name, op.down.name))
     return names
 
 
@@ -205,8 +231,9 @@ def _convert(raw: npt.NDArray[np.uint8], file_type: GGMLType, type_: GGMLType, n
 
 
 def bytes_per_step(program: Program, weights: Weights) -> int:
-    """Bytes of the file that a step of one row reads: every weight but the embedding, of which it reads one row.
+    """Bytes of the file that a step of one row reads.
 
+    Every weight but the embedding, of which it reads one row, and the experts, of which it reads those that it uses.
     Of a prediction block a step reads nothing.
     """
     read = {weight.name for op in program.ops for weight in ops.weights_of(op)}
@@ -216,4 +243,7 @@ def bytes_per_step(program: Program, weights: Weights) -> int:
     for op in program.ops:
         if isinstance(op, ops.Embedding):
             total += BLOCK_FORMATS[weights.matrices[op.weight.name].file_type].n_bytes((op.weight.shape[1],))
+        elif isinstance(op, ops.Experts):
+            matrices = [weights.matrices[weight.name] for weight in (op.gate, op.up, op.down)]
+            total += sum(matrix.file_bytes // matrix.n_experts * op.experts.width for matrix in matrices)
     return total

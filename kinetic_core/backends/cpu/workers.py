@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.backends.cpu import compile as kernel_compile
-from kinetic_core.backends.cpu.kernels.constants import ASLEEP, LINE, STOP
+from kinetic_core.backends.cpu.kernels.constants import ASLEEP, CLOSED, LINE, STATE, STOP, TICKETS
 from kinetic_core.backends.cpu.tape import Tape
 
 KERNELS = ("open_step", "run_step", "work")
@@ -124,22 +124,30 @@ class WorkerPool:
         args[2] = len(tape.calls)
         args[3] = tape.n_chunks
         args[7] = 0 if profile is None else profile.ctypes.data
-        if self.n_threads == 1:
-            self._open(self._address, 0, 1)
+        try:
+            self._open(self._address, 0, self.n_threads)
+            if self.n_threads > 1:
+                for number in np.flatnonzero(self._flags[1:] == 2) + 1:
+                    self._flags[number] = 0
+                    self._semaphores[number].release()
             self._run(self._address, 0, 0)
-            return
-        self._open(self._address, 0, self.n_threads)
-        for number in np.flatnonzero(self._flags[1:] == 2) + 1:
-            self._flags[number] = 0
-            self._semaphores[number].release()
-        self._run(self._address, 0, 0)
+        except BaseException:
+            # Ctrl-C between two calls. Workers may be amid this step: it ends before the next one changes its table.
+            if self._sync[STATE] % TICKETS != CLOSED:
+                self._run(self._address, 0, 0)
+            # Whoever was to be woken and was not; for the others a count too many costs one idle turn.
+            for semaphore in self._semaphores[1:]:
+                semaphore.release()
+            raise
 
     def close(self) -> None:
-        """Stop the threads. Idempotent."""
+        """Stop the threads. Idempotent; may be called by one of them, which then ends after the call."""
         if self._sync[STOP]:
             return
         self._sync[STOP] = 1
         for semaphore in self._semaphores[1:]:
             semaphore.release()
+        own = threading.current_thread()  # the garbage collector runs anywhere
         for thread in self._threads:
-            thread.join()
+            if thread is not own:
+                thread.join()

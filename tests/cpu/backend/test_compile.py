@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,13 @@ print(json.dumps({
 """
 ASSEMBLE = """
 import sys
+import threading
 from kinetic_core.backends.cpu import emit
 print(emit.library(sys.argv[1], emit.registry()[sys.argv[1]]).get_asm_str())
 """
 GENERATE = """
 import sys
+import threading
 import kinetic_core
 with kinetic_core.load(sys.argv[1], ctx=64) as model:
     print(model.generate("The", temperature=0, max_tokens=4).token_ids)
@@ -184,3 +187,19 @@ def test_the_digest_covers_the_sources():
     assert {"vector.py", "machine.py", "attention.py", "run_tape.py", "quantize.py", "packing.py", "target.py"} <= names
     # numba's cache on disk knows nothing of the digest.
     assert not [path for path in kernel_compile.kernel_sources() if "cache=True" in path.read_text()]
+
+
+def test_helpers_that_end_at_once_leave_the_work_here(monkeypatch, caplog):
+    """What was not sent breaks the pipe when it is closed, too; no thread may end with that."""
+
+    class Ended(subprocess.Popen):
+        def __init__(self, command: list[str], **options):
+            super().__init__([sys.executable, "-c", ""], **options)
+            self.wait()
+
+    errors: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    kernel_compile._compile_in_processes(["one", "two", "three"], 2, None)
+    assert not errors
+    assert sorted(record.args for record in caplog.records) == [("three",), ("two",)]

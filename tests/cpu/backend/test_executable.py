@@ -131,7 +131,8 @@ def test_a_closed_model_says_so():
     executable = CpuBackend().load(program, source, OPTIONS)
     executable.close()
     executable.close()
-    for call in (lambda: executable.run(GOOD), lambda: executable.read_slot(0), lambda: executable.candidates(0)):
+    results = (lambda: executable.candidates(0), executable.statistics)
+    for call in (lambda: executable.run(GOOD), lambda: executable.read_slot(0), *results):
         with pytest.raises(BackendError, match="closed"):
             call()
 

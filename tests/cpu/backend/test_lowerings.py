@@ -28,6 +28,8 @@ def digests() -> list[str]:
     found = []
     program, source = hybrid_program()
     models = [(program, source), (program, with_tensor_type(source, "Q8_0")), hybrid_program("mamba")]
+    program, source = hybrid_program("sigmoid-experts")
+    models += [(program, source), (program, with_tensor_type(source, "Q8_0"))]
     models += [recurrence_program(kind, 4, 2, 84, 37) for kind in ("delta_rule", "mamba2_scan")]
     for program, source in models:
         executable = load_cpu(program, source, kv_type="f16")

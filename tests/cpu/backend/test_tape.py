@@ -108,6 +108,51 @@ def test_workers_that_sleep_use_no_cpu_and_wake_again(pool):
         time.sleep(0.004)
 
 
+@pytest.mark.parametrize("asleep", [False, True])
+@pytest.mark.parametrize("pool", [1, 3], indirect=True)
+def test_an_interrupt_within_a_step_ends_it_first(pool, asleep: bool, monkeypatch):
+    """Ctrl-C after the step was opened: its work is done when the exception comes, and every thread goes on."""
+    buffers = [np.zeros((64, 2), np.int64) for _ in range(40)]
+    order = np.arange(64)[::-1].copy()
+    calls = [copy_call(buffers[k], buffers[k + 1], order, k) for k in range(39)]
+    tape = make_tape(calls, pool.n_threads)
+    tape.prepare(counts(64))
+    pool.run(tape)
+    opened = pool._open
+
+    def open_then_interrupt(*args: int) -> None:
+        opened(*args)
+        raise KeyboardInterrupt
+
+    for run in range(1, 20):
+        if asleep:
+            wait_until_asleep(pool)
+        buffers[0][:, 0] = np.arange(64) * run
+        monkeypatch.setattr(pool, "_open", open_then_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(tape)
+        assert (buffers[-1][:, 0] == order * run).all()
+        monkeypatch.setattr(pool, "_open", opened)
+        buffers[0][:, 0] = np.arange(64) * -run
+        pool.run(tape)
+        assert (buffers[-1][:, 0] == order * -run).all()
+    wait_until_asleep(pool)  # nobody was forgotten: a worker that was not woken would never be woken again
+
+
+@pytest.mark.parametrize("pool", [3], indirect=True)
+def test_a_worker_may_close_its_own_pool(pool, monkeypatch):
+    """The garbage collector may free a model that nobody closed on any thread, one of its own workers included."""
+    wait_until_asleep(pool)
+    errors: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    monkeypatch.setattr(pool, "_work", lambda *args: pool.close())
+    pool._semaphores[1].release()
+    for thread in pool._threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not errors
+
+
 @pytest.mark.parametrize("pool", [4], indirect=True)
 def test_closing_ends_the_threads(pool):
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("kinetic-worker")]

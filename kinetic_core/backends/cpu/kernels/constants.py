@@ -33,6 +33,14 @@ MAX_TAPS = 16
 MAX_STATE_DIM = 512
 MAX_PATH = 1024
 
+# Experts: how a router scores, words of an active expert's record, limits of scratch. An expert's weights cost as much
+# as so many rows, when the work of a step is shared out.
+SOFTMAX, SIGMOID_SCORES = range(2)
+EXPERT_WORDS = 4
+MAX_EXPERTS = 1024
+MAX_EXPERTS_USED = 64
+UNITS_OF_WEIGHTS = 4
+
 #: Longest list of best tokens that `merge_slices` makes.
 MAX_TOP_K = 128
 
@@ -40,6 +48,9 @@ MAX_TOP_K = 128
 CALL_WORDS = 8
 LINE = 8
 STATE, DONE, STOP, ASLEEP = 0, LINE, 2 * LINE, 3 * LINE
+#: STATE is a step's number times TICKETS plus the next ticket; that is CLOSED between steps.
+TICKETS = 1 << 32
+CLOSED = TICKETS - 1
 
 
 def n_groups(n_out: int) -> int:

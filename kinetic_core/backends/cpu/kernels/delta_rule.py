@@ -13,7 +13,7 @@ from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
 from kinetic_core.backends.cpu.kernels.mathfun import exp_scalar
-from kinetic_core.backends.cpu.kernels.strips import run_strips, splat_at
+from kinetic_core.backends.cpu.kernels.strips import make_runner, splat_at
 from kinetic_core.backends.cpu.simd import (
     add,
     fma,
@@ -98,13 +98,16 @@ def _advance(args, row, head, column, lanes, columns, source, source_stride, tar
         store_first_columns(out + row * load_i64(args + 88) + value_at, add(add(a0, a1), add(a2, a3)), lanes)
 
 
+_run = make_runner(_advance)
+
+
 @kernel("delta_rule")
 def delta_rule(args, begin, end):
     """Per row: S = e^decay S; delta = beta (v - S^T k); S = S + k delta^T; out = S^T q."""
-    run_strips(args, begin, end, False, _advance)
+    _run(args, begin, end, 0)
 
 
 @kernel("replay_delta")
 def replay_delta(args, begin, end):
     """The state after accepted drafts."""
-    run_strips(args, begin, end, True, _advance)
+    _run(args, begin, end, 1)

@@ -27,7 +27,7 @@ from __future__ import annotations
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
-from kinetic_core.backends.cpu.kernels.constants import ASLEEP, CALL_WORDS, DONE, LINE, STATE, STOP
+from kinetic_core.backends.cpu.kernels.constants import ASLEEP, CALL_WORDS, CLOSED, DONE, LINE, STATE, STOP, TICKETS
 from kinetic_core.backends.cpu.simd.machine import (
     atomic_add,
     atomic_claim,
@@ -44,9 +44,6 @@ from kinetic_core.backends.cpu.simd.machine import (
 )
 from kinetic_core.backends.cpu.simd.memory import load_i64, store_i64
 
-_TICKETS = 1 << 32
-_CLOSED = _TICKETS - 1
-
 
 @njit
 def _draw_and_run(args, thread, step):
@@ -62,8 +59,8 @@ def _draw_and_run(args, thread, step):
     spun = 0
     while True:
         state = atomic_load(sync + 8 * STATE)
-        ticket = state % _TICKETS
-        if state // _TICKETS != step or ticket >= n_chunks:
+        ticket = state % TICKETS
+        if state // TICKETS != step or ticket >= n_chunks:
             return
         while ticket >= load_i64(call + 40) and number < n_calls - 1:
             call += 8 * CALL_WORDS
@@ -95,9 +92,9 @@ def _draw_and_run(args, thread, step):
 def open_step(args, begin, end):
     """Let workers in: those that linger start at once. Workers 1 … end - 1 that sleep are marked 2: wake them."""
     sync = load_i64(args)
-    step = atomic_load(sync + 8 * STATE) // _TICKETS + 1
+    step = atomic_load(sync + 8 * STATE) // TICKETS + 1
     atomic_store(sync + 8 * DONE, 0)
-    atomic_store(sync + 8 * STATE, step * _TICKETS)
+    atomic_store(sync + 8 * STATE, step * TICKETS)
     for worker in range(1, end):
         flag = sync + 8 * (ASLEEP + LINE * worker)
         if atomic_exchange(flag, 0) == 1:
@@ -110,7 +107,7 @@ def run_step(args, begin, end):
     sync = load_i64(args)
     mode = float_mode()
     set_exact_float_mode()
-    step = atomic_load(sync + 8 * STATE) // _TICKETS
+    step = atomic_load(sync + 8 * STATE) // TICKETS
     _draw_and_run(args, 0, step)
     set_float_mode(mode)
     spun = 0
@@ -121,7 +118,7 @@ def run_step(args, begin, end):
             pause()
         else:
             call_yield(load_i64(args + 32))
-    atomic_store(sync + 8 * STATE, step * _TICKETS + _CLOSED)
+    atomic_store(sync + 8 * STATE, step * TICKETS + CLOSED)
 
 
 @kernel("work")
@@ -139,8 +136,8 @@ def work(args, worker, end):
     atomic_store(flag, 0)
     while atomic_load(sync + 8 * STOP) == 0:
         state = atomic_load(sync + 8 * STATE)
-        step = state // _TICKETS
-        if step != seen and state % _TICKETS != _CLOSED:
+        step = state // TICKETS
+        if step != seen and state % TICKETS != CLOSED:
             _draw_and_run(args, worker, step)
             seen = step
             idle = 0
@@ -152,7 +149,7 @@ def work(args, worker, end):
         else:
             atomic_store(flag, 1)
             state = atomic_load(sync + 8 * STATE)
-            if state // _TICKETS == seen or state % _TICKETS == _CLOSED:
+            if state // TICKETS == seen or state % TICKETS == CLOSED:
                 break
             # A step opened meanwhile and may have missed the mark: take it back. If the mark was seen all the same,
             # the semaphore's extra count costs one idle turn later.

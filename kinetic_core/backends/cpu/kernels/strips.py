@@ -1,10 +1,11 @@
 """How recurrent states [heads, state_dim, head_dim] are run: strip by strip of their columns, row after row.
 
-Columns of a state never meet, so a strip goes through all rows of the batch before the next one starts. One row
-streams the state: a wide strip is read and written in place, whole cache lines one after the other. More rows go in
-strips of 16 columns, which stay in the first-level cache: the first row reads the state, the last committed one writes
-it. Drafts start from the state, or from their parent's strip in scratch, and leave nothing; a branch is replayed from
-the state. Where fewer than 16 columns are left, the strip is copied to scratch, and back after the committed rows.
+Columns of a state never meet, so a strip goes through all rows of the batch before the next one starts. The first row
+streams the state: a wide strip is read and written in place, whole cache lines one after the other. The rows after it
+go in strips of 16 columns, which stay in the first-level cache: the first reads the state, the last committed one
+writes it. Drafts start from the state, or from their parent's strip in scratch, and leave nothing; a branch is replayed
+from the state. Columns that do not fill a wide strip take no wide one; fewer than 16 are copied to scratch, and back
+after the committed rows.
 
 A recurrence is a function `advance(args, row, head, column, lanes, columns, source, source_stride, target,
 target_stride)`: it advances the strip of `columns` (`Static`) columns, of which `lanes` exist, from `source` to
@@ -21,6 +22,7 @@ pairs. To replay accepted drafts: 0, number of rows, 0, slot, address of i64 dra
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels.constants import MAX_PATH, MAX_STATE_DIM, SEQUENCE_WORDS, WIDE_STRIP
@@ -37,6 +39,8 @@ from kinetic_core.backends.cpu.simd import (
 from kinetic_core.backends.cpu.simd.machine import opaque
 
 _PATH_BYTES, _STRIP_BYTES = 8 * MAX_PATH, 64 * MAX_STATE_DIM
+#: Bytes of a line of a strip in scratch. Not a literal, which numba would compile functions anew for.
+_LINE = np.int64(64)
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -71,88 +75,90 @@ def _snapshot(args, record, offset, head, column, width, source, source_stride):
                 _copy_strip(state_dim, min(16, width - at), source + 4 * at, source_stride, target + 4 * at, stride)
 
 
-@njit(error_model="numpy")
-def _drafts(args, record, head, column, lanes, strip, path, advance):
-    """Draft rows, from the state after the committed ones, which the slot keeps."""
-    first, n_committed, n_rows = load_i64(record), load_i64(record + 8), load_i64(record + 16)
-    parents = load_i64(record + 32)
-    state_dim, state_stride = load_i64(args + 112), 4 * load_i64(args + 120)
-    state = _place(args, load_i64(record + 24), head, column)
-    reached = n_rows
-    source, source_stride = strip, 64
-    for offset in range(n_committed, n_rows):
-        parent = load_i64(parents + 8 * (offset - n_committed))
-        if parent != reached:
-            if lanes >= 16:
-                source, source_stride = state, state_stride
-            else:
-                _copy_strip(state_dim, lanes, state, state_stride, strip, 64)
-            depth = 0
-            while parent >= n_committed:
-                store_i64(path + 8 * depth, parent)
-                parent = load_i64(parents + 8 * (parent - n_committed))
-                depth += 1
-            while depth > 0:
-                depth -= 1
-                row = first + load_i64(path + 8 * depth)
-                advance(args, row, head, column, lanes, static(16), source, source_stride, strip, 64)
-                source, source_stride = strip, 64
-        advance(args, first + offset, head, column, lanes, static(16), source, source_stride, strip, 64)
-        source, source_stride = strip, 64
-        reached = offset
-
-
 @njit(error_model="numpy", forceinline=True)
 def _row(record, offset, replayed):
     return load_i64(load_i64(record + 32) + 8 * offset) if replayed else load_i64(record) + offset
 
 
-@njit(error_model="numpy")
-def _committed(args, record, head, column, lanes, strip, replayed, advance):
-    """Every committed row of a strip of 16 columns: the state, through scratch, and back."""
-    state_dim, state_stride = load_i64(args + 112), 4 * load_i64(args + 120)
-    state = _place(args, load_i64(record + 24), head, column)
-    n_committed = load_i64(record + 8)
-    source, source_stride = state, state_stride
-    if lanes < 16:
-        _copy_strip(state_dim, lanes, state, state_stride, strip, 64)
-        source, source_stride = strip, 64
-    for offset in range(n_committed):
-        target, target_stride = strip, 64
-        if lanes >= 16 and offset == n_committed - 1:
-            target, target_stride = state, state_stride
-        row = _row(record, offset, replayed)
-        advance(args, row, head, column, lanes, static(16), source, source_stride, target, target_stride)
-        source, source_stride = target, target_stride
-        _snapshot(args, record, offset, head, column, min(16, lanes), source, source_stride)
-    if lanes < 16:
-        _copy_strip(state_dim, lanes, strip, 64, state, state_stride)
+def make_runner(advance):
+    """run(args, begin, end, replayed) of a recurrence; `replayed`: the records are of accepted drafts."""
 
+    @njit(error_model="numpy")
+    def drafts(args, record, head, column, lanes, strip, path):
+        """Draft rows, from the state after the committed ones, which the slot keeps."""
+        first, n_committed, n_rows = load_i64(record), load_i64(record + 8), load_i64(record + 16)
+        parents = load_i64(record + 32)
+        state_dim, state_stride = load_i64(args + 112), 4 * load_i64(args + 120)
+        state = _place(args, load_i64(record + 24), head, column)
+        reached = n_rows
+        source, source_stride = strip, _LINE
+        for offset in range(n_committed, n_rows):
+            parent = load_i64(parents + 8 * (offset - n_committed))
+            if parent != reached:
+                if lanes >= 16:
+                    source, source_stride = state, state_stride
+                else:
+                    _copy_strip(state_dim, lanes, state, state_stride, strip, _LINE)
+                depth = 0
+                while parent >= n_committed:
+                    store_i64(path + 8 * depth, parent)
+                    parent = load_i64(parents + 8 * (parent - n_committed))
+                    depth += 1
+                while depth > 0:
+                    depth -= 1
+                    row = first + load_i64(path + 8 * depth)
+                    advance(args, row, head, column, lanes, static(16), source, source_stride, strip, _LINE)
+                    source, source_stride = strip, _LINE
+            advance(args, first + offset, head, column, lanes, static(16), source, source_stride, strip, _LINE)
+            source, source_stride = strip, _LINE
+            reached = offset
 
-@njit(error_model="numpy")
-def run_strips(args, begin, end, replayed, advance):
-    """Items begin … end - 1 of a recurrence; `replayed`: the records are of accepted drafts."""
-    heads, head_dim, strips = load_i64(args + 104), load_i64(args + 120), load_i64(args + 128)
-    strip = opaque(stack_bytes(_STRIP_BYTES))
-    path = opaque(stack_bytes(_PATH_BYTES))
-    for item in range(begin, end):
-        number = item // (heads * strips)
-        place = item - number * heads * strips
-        head = place // strips
-        first_column = WIDE_STRIP * (place - head * strips)
-        width = min(WIDE_STRIP, head_dim - first_column)
-        record = load_i64(args + 152) + 8 * SEQUENCE_WORDS * number
-        n_committed, n_rows = load_i64(record + 8), load_i64(record + 16)
-        streamed = n_committed == 1 and width == WIDE_STRIP
-        if streamed:
-            state = _place(args, load_i64(record + 24), head, first_column)
-            stride = 4 * head_dim
-            row = _row(record, 0, replayed)
-            advance(args, row, head, first_column, width, static(WIDE_STRIP), state, stride, state, stride)
-            _snapshot(args, record, 0, head, first_column, width, state, stride)
-        for column in range(first_column, first_column + width, 16):
-            lanes = first_column + width - column
-            if not streamed:
-                _committed(args, record, head, column, lanes, strip, replayed, advance)
-            if n_rows > n_committed:
-                _drafts(args, record, head, column, lanes, strip, path, advance)
+    @njit(error_model="numpy")
+    def committed(args, record, begin, head, column, lanes, strip, replayed):
+        """Committed rows from number `begin` on of a strip of 16 columns: the state, through scratch, and back."""
+        state_dim, state_stride = load_i64(args + 112), 4 * load_i64(args + 120)
+        state = _place(args, load_i64(record + 24), head, column)
+        n_committed = load_i64(record + 8)
+        source, source_stride = state, state_stride
+        if lanes < 16:
+            _copy_strip(state_dim, lanes, state, state_stride, strip, _LINE)
+            source, source_stride = strip, _LINE
+        for offset in range(begin, n_committed):
+            target, target_stride = strip, _LINE
+            if lanes >= 16 and offset == n_committed - 1:
+                target, target_stride = state, state_stride
+            row = _row(record, offset, replayed)
+            advance(args, row, head, column, lanes, static(16), source, source_stride, target, target_stride)
+            source, source_stride = target, target_stride
+            _snapshot(args, record, offset, head, column, min(16, lanes), source, source_stride)
+        if lanes < 16:
+            _copy_strip(state_dim, lanes, strip, _LINE, state, state_stride)
+
+    @njit(error_model="numpy")
+    def run(args, begin, end, replayed):
+        heads, head_dim, strips = load_i64(args + 104), load_i64(args + 120), load_i64(args + 128)
+        stride = 4 * head_dim
+        strip = opaque(stack_bytes(_STRIP_BYTES))
+        path = opaque(stack_bytes(_PATH_BYTES))
+        for item in range(begin, end):
+            number = item // (heads * strips)
+            place = item - number * heads * strips
+            head = place // strips
+            column = WIDE_STRIP * (place - head * strips)
+            stop = min(column + WIDE_STRIP, head_dim)
+            record = load_i64(args + 152) + 8 * SEQUENCE_WORDS * number
+            n_committed, n_rows = load_i64(record + 8), load_i64(record + 16)
+            streamed = 0
+            if stop - column == WIDE_STRIP and n_committed > 0:
+                streamed = 1
+                state = _place(args, load_i64(record + 24), head, column)
+                row = _row(record, 0, replayed)
+                advance(args, row, head, column, stop - column, static(WIDE_STRIP), state, stride, state, stride)
+                _snapshot(args, record, 0, head, column, stop - column, state, stride)
+            for narrow in range(column, stop, 16):
+                if n_committed > streamed:
+                    committed(args, record, streamed, head, narrow, stop - narrow, strip, replayed)
+                if n_rows > n_committed:
+                    drafts(args, record, head, narrow, stop - narrow, strip, path)
+
+    return run
