@@ -13,7 +13,7 @@ from kinetic_core.reference.random_model import random_model, with_tensor_type
 
 MODELS = {
     f"{key}-{variant.name}": (key, variant)
-    for key in ("llama", "granitehybrid", "falcon-h1", "lfm2", "lfm2moe", "lfm3", "tiny-hybrid")
+    for key in ("llama", "granitehybrid", "falcon-h1", "lfm2", "lfm2moe", "lfm3", "qwen35", "qwen35moe", "tiny-hybrid")
     for variant in REGISTRY.architecture_for(key).tiny()
 }
 TREE = ((7, 20), (8, 21), (9, 20), (10, 23))

@@ -182,17 +182,9 @@ class Lowering:
                 parts = [word for value in (op.a, op.b) for word in (*self._at(value), 4 * value.width)]
                 self._rows(op.out, "concatenate", (*parts, *self._new(op.out)), [op.a, op.b], "concatenate")
             case ops.SliceHeads():
-                (x_place, x_stride), n = self._at(op.x), op.out.width // op.heads
-                args = (
-                    x_place,
-                    x_stride,
-                    *self._new(op.out),
-                    op.heads,
-                    4 * op.x.width // op.heads,
-                    4 * op.start,
-                    4 * n,
-                )
-                self._rows(op.out, "slice_heads", args, [op.x], "slice heads")
+                place, stride = self._at(op.x)
+                runs = (op.heads, 4 * op.x.width // op.heads, 4 * op.start, 4 * op.out.width // op.heads)
+                self._rows(op.out, "slice_heads", (place, stride, *self._new(op.out), *runs), [op.x], "slice heads")
             case ops.RmsNorm():
                 self._rms_norm(op)
             case ops.L2Norm():

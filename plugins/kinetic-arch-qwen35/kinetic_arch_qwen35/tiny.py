@@ -79,11 +79,11 @@ def _variant(
     if not tied:
         tensors["output.weight"] = (_VOCAB, _D)
     for number, is_delta in enumerate(blocks):
-        block = {"attn_norm.weight": (_D,), "post_attention_norm.weight": (_D,)}
+        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (_D,), "post_attention_norm.weight": (_D,)}
         block |= _delta_net(metadata) if is_delta else _ATTENTION
         block |= _experts(metadata, gate_shape) if "expert_count" in metadata else _FEED_FORWARD
         if number >= len(recurrent):
-            block |= _PREDICTION | (_VOCABULARY if own_vocabulary else {})
+            block |= {**_PREDICTION, **(_VOCABULARY if own_vocabulary else {})}
         tensors |= {f"blk.{number}.{tensor}": shape for tensor, shape in block.items()}
     return TinyVariant(name, metadata, tensors, {tensor: _values(tensor, shape) for tensor, shape in tensors.items()})
 
