@@ -1,4 +1,4 @@
-"""A miniature hybrid architecture of every operation but slices of heads, and its models, which live in memory.
+"""A miniature hybrid architecture that uses every operation, and its models, which live in memory.
 
 Blocks are of four kinds, named by ``tiny-hybrid.layer_types``: ``attention`` (norms per head, a gate per head, half
 of each head rotated), ``window`` (the same with a sliding window and adjacent-pair rope), ``conv`` (a gated short
@@ -59,6 +59,15 @@ class TinyHybrid(Architecture):
         self.d_ffn = meta.get_int("feed_forward_length", minimum=1)
         self._vocab = meta.get_int("vocab_size", minimum=1)
         self.heads = meta.get_int("attention.head_count", minimum=1)
+        if self.d_model % self.heads:
+            raise MetadataError(
+                describe(
+                    "a metadata key does not fit",
+                    where=f"key '{KEY}.attention.head_count'",
+                    got=self.heads,
+                    expected=f"a divisor of {self.d_model}, the hidden size",
+                )
+            )
         self.kv_heads = meta.get_int("attention.head_count_kv", minimum=1)
         self.head_dim = meta.get_int("attention.key_length", minimum=1)
         self.window = meta.get_int("attention.sliding_window", minimum=1)
@@ -162,7 +171,9 @@ class TinyHybrid(Architecture):
     def _conv(self, b: ProgramBuilder, prefix: str, x: Value) -> Value:
         d = self.d_model
         parts = b.linear(x, b.weight(prefix + "shortconv.in_proj.weight", (3 * d, d)))
-        before, after, value = (b.slice(parts, start, d) for start in (0, d, 2 * d))
+        # Per head: what gates the input, what gates the output, the input.
+        size = d // self.heads
+        before, after, value = (b.slice_heads(parts, self.heads, part * size, size) for part in range(3))
         mixed = b.short_conv(b.multiply(before, value), b.weight(prefix + "shortconv.conv.weight", (d, self.taps)))
         return b.linear(b.multiply(after, mixed), b.weight(prefix + "shortconv.out_proj.weight", (d, d)))
 

@@ -60,6 +60,8 @@ def test_greedy_continuation_of_f32_files(load, family: Family):
     assert chosen == data["greedy_f32"].tolist()
 
 
+PREDICTED_RMS = {"q8_0": 0.03, "q4_k_m": 0.04}
+"""As `Family.rms`, for prediction blocks: their input carries the trunk's roundings besides their own."""
 PREDICTED = [(family, *file) for family in FAMILIES if family.predicts for file in family.files]
 
 
@@ -76,7 +78,7 @@ def test_prediction_block(load, backend: Backend, family: Family, file: str, typ
         assert largest(hidden, data["mtp_h_f32"]) < backend.largest
     got = run_prompt(executable, ids[1:], 1, hidden[:-1])
     if type_ != "f32" and backend.rounds_activations:
-        assert rms(family, got, expected) < family.rms[type_]
+        assert rms(family, got, expected) < PREDICTED_RMS[type_]
         return
     assert largest(got, expected) < backend.largest
     ahead = hidden[-1:]

@@ -65,6 +65,7 @@ def test_values_know_their_width_and_axis(b, x):
     assert b.linear(gathered, w(b, "narrow")).axis is Axis.OUTPUTS
     assert b.rms_norm(gathered, w(b, "norm8"), 1e-5).axis is Axis.OUTPUTS
     assert b.slice(x, 3, 5).width == 5
+    assert b.slice_heads(x, 2, 1, 3).width == 6
     assert b.gate(b.slice(x, 0, 2), x, "sigmoid").width == 8
 
 
@@ -83,6 +84,8 @@ WRONG = {
     "multiply widths": lambda b, x: b.multiply(x, b.slice(x, 0, 4)),
     "slice end": lambda b, x: b.slice(x, 4, 5),
     "slice start": lambda b, x: b.slice(x, -1, 4),
+    "slice past the head": lambda b, x: b.slice_heads(x, 2, 2, 3),
+    "heads of a slice": lambda b, x: b.slice_heads(x, 3, 0, 1),
     "slice of nothing": lambda b, x: b.slice(x, 0, 0),
     "gate width": lambda b, x: b.gate(b.slice(x, 0, 3), x, "silu"),
     "decay weights": lambda b, x: b.decay_gate(x, w(b, "norm4"), w(b, "norm8")),
