@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from kinetic_core import __version__
 from kinetic_core.cli import bench, chat, info, models, plugins, pull, run, serve
@@ -12,18 +13,23 @@ from kinetic_core.cli.console import warn
 from kinetic_core.errors import PluginError
 from kinetic_core.plugins import load_registry
 
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+"""A mistake in the command line; from click or from typer's copy of it, which only this name of typer leads to."""
+Abort = typer.Abort
+USAGE_STATUS = 2
+
 
 def make_application() -> typer.Typer:
     """A fresh application with every command. A plugin whose command cannot be added is reported and left out."""
     app = typer.Typer(
         name="kinetic",
+        cls=_Group,
         help="Run language models from GGUF files on this computer.",
-        no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_common)
+    app.callback(invoke_without_command=True)(_common)
     app.command()(chat.chat)
     app.command()(run.run)
     app.command()(serve.serve)
@@ -38,7 +44,32 @@ def make_application() -> typer.Typer:
             registry.get("command", name)(app)
         except PluginError as error:
             warn(str(error))
+    for command in app.registered_commands:
+        if command.cls is TyperCommand:
+            command.cls = _Command
     return app
+
+
+def _plain_flags(parameters: list[Any]) -> list[Any]:
+    """The parameters of a command, its flags without the type that help would show beside them."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _plain_flags(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _plain_flags(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> None:
+        """Run the command; what it returns is not the exit status."""
+        super().invoke(ctx)
 
 
 def _print_version(wanted: bool) -> None:
@@ -48,8 +79,12 @@ def _print_version(wanted: bool) -> None:
 
 
 def _common(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Run language models from GGUF files on this computer."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(USAGE_STATUS)

@@ -25,6 +25,10 @@ from kinetic_core.bench.measure import rows_seconds
 from kinetic_core.bench.peer import Peer, bench_tokens
 from kinetic_core.engine.model import Model
 from kinetic_core.errors import BackendError
+from kinetic_core.program.record import record_program
+from kinetic_core.reference.head import FullHead
+from kinetic_core.reference.random_model import random_model
+from kinetic_core.reference.tiny_hybrid import TinyHybrid
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -92,6 +96,15 @@ def test_states_count_twice_and_windows_bound_what_is_read(tiny: Model) -> None:
     assert bytes_per_token(program, source, "f16", window) - base == window * per_position(False)
     grown = bytes_per_token(program, source, "f16", window + 10) - bytes_per_token(program, source, "f16", window)
     assert grown == 10 * per_position(True)
+
+
+def test_the_state_of_mamba_is_read_and_written() -> None:
+    source = random_model("tiny-hybrid", next(v for v in TinyHybrid.tiny() if v.name == "mamba"), seed=0)
+    program = record_program(TinyHybrid(source), FullHead(), source)
+    scan, conv = 4 * 16 * 32, 3 * (4 * 32 + 2 * 2 * 16)
+    table = source.tensors["token_embd.weight"]
+    weights = sum(tensor.n_bytes for tensor in source.tensors.values()) - table.n_bytes + 4 * table.shape[1]
+    assert bytes_per_token(program, source, "f16", 0) == weights + 2 * 2 * 4 * (scan + conv)
 
 
 def test_measuring_leaves_nothing_behind(tiny: Model) -> None:

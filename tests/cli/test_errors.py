@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import re
+import subprocess
+import sys
+from typing import IO, Any
 
 import pytest
+import typer
 
 from kinetic_core import errors
 from kinetic_core.cli import application, plugins
@@ -50,9 +55,92 @@ def test_an_interrupt(kinetic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinetic("plugins").status == 130
 
 
-def test_usage_errors(kinetic: Any) -> None:
-    assert kinetic("nonsense").status == 2
-    assert kinetic("info", "--threads", "2").status == 2
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("nonsense", "no such command 'nonsense'; see kinetic --help"),
+        ("info --threads 2", "no such option: --threads.*; see kinetic info --help"),
+        ("bench --runs 0", "invalid value for '--runs'.*greater than or equal to 1; see kinetic bench --help"),
+        ("run --top-k some hello", "invalid value for '--top-k'.*integer; see kinetic run --help"),
+        ("run a b c", "invalid value for PROMPT: too many arguments: put the prompt in quotes; see kinetic run --help"),
+        ("serve --port", "option '--port' requires an argument; see kinetic .*--help"),
+    ],
+)
+def test_usage_errors_are_one_line(kinetic: Any, words: str, line: str) -> None:
+    ended = kinetic(*words.split())
+    assert (ended.status, ended.out) == (2, "")
+    assert re.fullmatch(f"error: {line}\n", ended.err)
+
+
+def test_no_command_shows_the_commands(kinetic: Any) -> None:
+    ended = kinetic()
+    assert (ended.status, ended.err) == (2, "")
+    assert all(name in ended.out for name in ("chat", "run", "serve", "bench", "info", "pull", "models", "plugins"))
+
+
+def test_help_shows_no_type_beside_a_flag(kinetic: Any) -> None:
+    for words in ([], ["bench"], ["run"], ["plugins"]):
+        ended = kinetic(*words, "--help")
+        assert ended.status == 0
+        assert "--help" in ended.out and "bool" not in ended.out.lower()
+    assert re.search(r"--threads +-t +\S*int", kinetic("run", "--help").out, re.IGNORECASE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="writes to /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["models", "--help", "run tiny-hybrid hello --backend reference"])
+def test_a_full_disk(words: str, unbuffered: str) -> None:
+    """Whether the write fails at once or what is buffered cannot be written at the end."""
+    ended = outside(words, open("/dev/full", "w"), unbuffered)  # noqa: SIM115 - closed there
+    assert ended.stderr == "error: the output cannot be written: No space left on device\n"
+    assert ended.returncode == 74
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a pipe that nobody reads is another error there")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_went_away(unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = outside("models", os.fdopen(writer, "w"), unbuffered)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
+def outside(words: str, out: IO[str], unbuffered: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, which writes to `out`."""
+    with out:
+        return subprocess.run(
+            [sys.executable, "-m", "kinetic_core", *words.split()],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered, "KINETIC_DEBUG": "", "KINETIC_PLUGINS": "kinetic-core"},
+            text=True,
+            check=False,
+        )
+
+
+def test_what_a_command_returns_is_not_its_status(kinetic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Registry:
+        def names(self, kind: str) -> tuple[str, ...]:
+            return ("count",)
+
+        def get(self, kind: str, name: str) -> Any:
+            def add(app: Any) -> None:
+                @app.command()
+                def count() -> int:
+                    """Count."""
+                    return 3
+
+                @app.command()
+                def stop() -> None:
+                    """Stop."""
+                    raise typer.Exit(4)
+
+            return add
+
+    monkeypatch.setattr(application, "load_registry", Registry)
+    assert kinetic("count").status == 0
+    assert kinetic("stop").status == 4
 
 
 def test_a_command_of_a_plugin(kinetic: Any, monkeypatch: pytest.MonkeyPatch) -> None:

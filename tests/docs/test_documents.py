@@ -19,8 +19,8 @@ import pytest
 import typer
 
 from kinetic_core import errors
-from kinetic_core.cli import INTERNAL_ERROR_STATUS, INTERRUPTED_STATUS
-from kinetic_core.cli.application import make_application
+from kinetic_core.cli import INTERNAL_ERROR_STATUS, INTERRUPTED_STATUS, NOBODY_READS_STATUS, OUTPUT_ERROR_STATUS
+from kinetic_core.cli.application import USAGE_STATUS, make_application
 from kinetic_core.gguf import BLOCK_FORMATS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -104,8 +104,9 @@ def test_every_error_is_listed_with_its_status() -> None:
         kinds += kind.__subclasses__()
     actual = {kind.__name__: kind.exit_status for kind in kinds if kind.__module__ == errors.__name__}
     assert listed == actual
-    for status in (INTERNAL_ERROR_STATUS, INTERRUPTED_STATUS):
-        assert f"\n| {status} |" in text
+    ours = (NOBODY_READS_STATUS, USAGE_STATUS, INTERNAL_ERROR_STATUS, OUTPUT_ERROR_STATUS, INTERRUPTED_STATUS)
+    for status in ours:
+        assert f"\n| {status} | | " in text
 
 
 def test_every_command_and_option_is_documented() -> None:

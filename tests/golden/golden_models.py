@@ -43,6 +43,7 @@ FAMILIES = (
     Family("llama", rms={"q8_0": 1.15 * 0.012, "q4_k_m": 1.15 * 0.017}),
     Family("llama3rope"),
     Family("granitehybrid", "bf16", {"q8_0": 1.15 * 0.018, "q4_k_m": 1.15 * 0.028}),
+    Family("granitehybridmoe", "bf16", {"q8_0": 1.15 * 0.022, "q4_k_m": 1.15 * 0.029}, experts=True),
     Family("falconh1", None, {"q8_0": 1.15 * 0.015, "q4_k_m": 1.15 * 0.023}),
     Family("falconh1nonorm"),
     Family("lfm2", "bf16", {"q8_0": 1.15 * 0.017, "q4_k_m": 1.15 * 0.024}),
