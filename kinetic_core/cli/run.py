@@ -116,8 +116,7 @@ def run(
 
 def split_words(words: list[str], model: str | None) -> tuple[str | None, str | None]:
     """(model, prompt) from the arguments; a missing part is None."""
-    from kinetic_core.engine.model import TINY_HYBRID
-    from kinetic_core.models import KNOWN_MODELS
+    from kinetic_core.models import KNOWN_MODELS, TINY_HYBRID
 
     if len(words) > (1 if model is not None else 2):
         raise typer.BadParameter("too many arguments: put the prompt in quotes", param_hint="PROMPT")

@@ -18,6 +18,7 @@ from kinetic_core.engine.sizing import choose_sizes
 from kinetic_core.engine.validate import MAX_TOP_K, RANGES, unknown_option
 from kinetic_core.errors import CapacityError, RequestError, describe, shown
 from kinetic_core.interfaces.backend import LoadOptions
+from kinetic_core.models import TINY_HYBRID
 from kinetic_core.plugins import load_registry
 from kinetic_core.program.record import record_program
 from kinetic_core.text import ChatTemplate, Tokenizer
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from kinetic_core.interfaces.backend import Executable, Progress
     from kinetic_core.plugins import Registry
     from kinetic_core.program import Program
-
-TINY_HYBRID = "tiny-hybrid"
-"""The name of the miniature model that lives in memory: for tours and tests, nothing is fetched."""
 
 _SAMPLING_NAMES = frozenset(field.name for field in attrs.fields(SamplingOptions))
 _REQUEST_NAMES = frozenset({"max_tokens", "stop", "n", "ignore_end", "echo_logprobs"})

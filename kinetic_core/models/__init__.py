@@ -7,12 +7,13 @@
 Nothing here opens a model: see `kinetic_core.gguf`.
 """
 
-from kinetic_core.models.names import DEFAULT_MODEL, KNOWN_MODELS, KnownModel
+from kinetic_core.models.names import DEFAULT_MODEL, KNOWN_MODELS, TINY_HYBRID, KnownModel
 from kinetic_core.models.resolve import FetchedModel, fetched_models, pull, resolve
 
 __all__ = [
     "DEFAULT_MODEL",
     "KNOWN_MODELS",
+    "TINY_HYBRID",
     "FetchedModel",
     "KnownModel",
     "fetched_models",

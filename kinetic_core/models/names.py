@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import attrs
 
 DEFAULT_MODEL = "smollm2"
+TINY_HYBRID = "tiny-hybrid"
+"""The miniature model that lives in memory: for tours and tests, nothing is fetched. The engine makes it."""
 
 
 @attrs.frozen

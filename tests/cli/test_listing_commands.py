@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kinetic_core.gguf import RawTensor, write_gguf
-from kinetic_core.models import default
+from kinetic_core.models import KNOWN_MODELS, default
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -63,8 +63,11 @@ def test_a_problem_is_shown_and_fatal_when_strict(kinetic: Any, monkeypatch: pyt
 def test_models(kinetic: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KINETIC_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert "smollm2" in kinetic("models").out
+    out = kinetic("models").out
+    for name in (*KNOWN_MODELS, "tiny-hybrid"):
+        assert f"\n  {name} " in out
     listed = json.loads(kinetic("models", "--json").out)
+    assert [m["name"] for m in listed["known"]] == [*KNOWN_MODELS, "tiny-hybrid"]
     assert listed["default"] == "smollm2" and not any(m["name"] == "smollm2" for m in listed["here"])
     path = default.model_path()
     path.parent.mkdir(parents=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_steps import Part, load_reference, same_bits, step, tokens_of
+from cpu_steps import Part, load_reference, make_batch, same_bits, step, tokens_of
 
 from kinetic_core.bench import bytes_per_token
 from kinetic_core.errors import BackendError, NumericalError
 from kinetic_core.gguf import BLOCK_FORMATS, GGMLType, MemoryTensors, RawTensor, read_tensor
+from kinetic_core.interfaces import HeadRequest
 from kinetic_core.program import Program, ProgramBuilder
 from kinetic_core.program.values import Value
 
@@ -199,6 +200,30 @@ def test_an_expert_has_the_bits_of_a_dense_layer(load, name: str):
         assert same_bits(got[rows] + np.float32(0), dense[rows] + np.float32(0))  # fma(1, y, +0): -0 is +0 there
 
 
+def test_experts_are_summed_in_ascending_id_by_fma(load):
+    """To the bit (the fma is a float64 sum, rounded twice: never to another float32 here); downward gives others."""
+    logits = np.zeros((N_TOKENS, 9), np.float32)
+    logits[:, [1, 4, 5, 8]] = (2.0, 3.0, 2.5, 1.5)
+    part = Part(tuple(range(N_TOKENS)))
+    chosen = (1, 4, 5, 8)
+    weights = step(load(*routing(logits, 4, 1, scoring="softmax")), part)[0]
+    alone = {}
+    for expert in chosen:
+        only = np.where(np.arange(9) == expert, np.float32(0), np.float32(-1000)) + np.zeros_like(logits)
+        alone[expert] = step(load(*mixture((F32, F32, F32), 64, 48, n_used=1, logits=only)), part)[0]
+
+    def summed(order: list[int]) -> np.ndarray:
+        total = np.zeros((N_TOKENS, 64), np.float32)
+        for slot in order:
+            weight = weights[:, slot, None].astype(np.float64)
+            total = (weight * alone[chosen[slot]] + total).astype(np.float32)
+        return total
+
+    got = step(load(*mixture((F32, F32, F32), 64, 48, n_used=4, logits=logits)), part)[0]
+    assert same_bits(got, summed([0, 1, 2, 3]))
+    assert not same_bits(got, summed([3, 2, 1, 0]))
+
+
 @pytest.mark.parametrize("name", ["f32-odd", "q8_0", "mixed"])
 def test_a_row_has_the_same_bits_in_any_batch(load, name: str):
     program, source = mixture(*MIXTURES[name])
@@ -231,6 +256,26 @@ def test_one_expert_and_all(load, n_used: int):
     program, source = mixture((F32, F32, F32), 64, 48, n_used=n_used)
     part = Part(tokens_of(20, vocab=N_TOKENS))
     assert error(step(load(program, source), part)[0], step(load_reference(program, source), part)[0]) < ROUNDINGS
+
+
+def test_experts_of_the_wanted_rows_only(load):
+    """After the wanted rows are gathered: none, one and some of them."""
+    program, source = mixture((Q8_0, Q8_0, Q8_0), 64, 96)
+    shapes = {name: source.tensors[name].shape for name in ("gate", "up", "down")}
+
+    def build(b: ProgramBuilder) -> Value:
+        x, logits = (b.gather_outputs(b.embedding(b.weight(n, source.tensors[n].shape))) for n in ("x", "logits"))
+        return b.experts(x, b.route(logits, 3, "softmax"), *(b.weight(name, shape) for name, shape in shapes.items()))
+
+    b = ProgramBuilder({name: info.shape for name, info in source.tensors.items()})
+    hidden = b.embedding(b.weight("x", source.tensors["x"].shape))
+    gathered, every = load(b.finish(hidden, build(b)), source), load(program, source)
+    tokens = tokens_of(30, vocab=N_TOKENS)
+    expected = step(every, Part(tokens))[0]
+    for wanted in ([], [29], [3, 4, 17, 20, 28]):
+        gathered.run(make_batch(Part(tokens), heads=[HeadRequest(row, None) for row in wanted]))
+        for output, row in enumerate(wanted):
+            assert same_bits(gathered.logits(output), expected[row])
 
 
 def test_a_nan_logit_of_the_router_becomes_a_nan_logit(load):

@@ -11,7 +11,16 @@ import pytest
 
 from kinetic_core.backends.cpu import compile as kernel_compile
 from kinetic_core.backends.cpu.kernels import elementwise
-from kinetic_core.backends.cpu.tape import Block, Count, KernelCall, Tape, assign_phases, float_bits
+from kinetic_core.backends.cpu.tape import (
+    Block,
+    Count,
+    KernelAddress,
+    KernelCall,
+    Tape,
+    assign_phases,
+    float_bits,
+    kernel_names,
+)
 from kinetic_core.backends.cpu.workers import WorkerPool, default_threads
 
 FLUSHING = 0x9FC0
@@ -89,6 +98,15 @@ def test_argument_blocks():
     assert words[:3].tolist() == [1, float_bits(0.5), 30]
     assert words[3] == words.ctypes.data + 8 * 4
     assert words[4:6].tolist() == [7, 40]
+
+
+def test_a_kernel_that_calls_others_names_them():
+    block = Block((1, KernelAddress("elementwise")))
+    call = KernelCall("gather_rows", (KernelAddress("elementwise"), block), {}, frozenset(), frozenset())
+    tape = make_tape([call], 1)
+    address = kernel_compile.get("elementwise").address
+    assert tape._words[0] == address and tape._words[3] == address
+    assert kernel_names([call]) == {"gather_rows", "elementwise"}
 
 
 @pytest.mark.parametrize("pool", [3], indirect=True)

@@ -1,0 +1,295 @@
+"""Plugins that are wrong on purpose, each in one way: the reference with one mistake, the miniature with another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from kinetic_core.errors import BackendError, TensorError
+from kinetic_core.interfaces import (
+    ArchitectureCapabilities,
+    BackendCapabilities,
+    RowBatch,
+    SequenceRows,
+    TinyVariant,
+)
+from kinetic_core.reference.backend import ReferenceBackend, ReferenceExecutable
+from kinetic_core.reference.tiny_hybrid import TinyHybrid
+
+
+class _Broken(ReferenceBackend):
+    executable: type[ReferenceExecutable]
+
+    def load(self, program: Any, source: Any, options: Any) -> ReferenceExecutable:
+        super().load(program, source, options)  # its checks
+        return self.executable(program, source, options)
+
+
+def broken(executable: type[ReferenceExecutable]) -> type[_Broken]:
+    return type(executable.__name__ + "Backend", (_Broken,), {"executable": executable, "__module__": __name__})
+
+
+def committed_rows(batch: RowBatch) -> list[int]:
+    return [s.first_row + offset for s in batch.sequences for offset in range(s.n_committed)]
+
+
+class _Nudged(ReferenceExecutable):
+    """Adds a little to some rows' logits."""
+
+    def rows(self, batch: RowBatch) -> Sequence[int]:
+        raise NotImplementedError
+
+    def run(self, batch: RowBatch) -> None:
+        super().run(batch)
+        wrong = set(self.rows(batch))
+        assert self._step is not None
+        logits = self._step.values[self.program.logits.index].copy()
+        for output, head in enumerate(batch.heads):
+            if head.row in wrong:
+                logits[output] += np.float32(1e-3) * (1 + np.abs(logits[output]))
+        self._step.values[self.program.logits.index] = logits
+
+
+class DependsOnBatchSize(_Nudged):
+    def rows(self, batch: RowBatch) -> Sequence[int]:
+        return range(batch.n_rows) if batch.n_rows > 128 else ()
+
+
+class DependsOnStepStart(_Nudged):
+    """Rows of a step that begins in the middle of a tile of 64 and has several rows."""
+
+    def rows(self, batch: RowBatch) -> Sequence[int]:
+        return [s.first_row for s in batch.sequences if s.start % 64 and s.n_committed > 1]
+
+
+class DependsOnNeighbours(_Nudged):
+    def rows(self, batch: RowBatch) -> Sequence[int]:
+        return range(batch.n_rows) if len(batch.sequences) > 2 else ()
+
+
+class DependsOnBlocks(_Nudged):
+    def rows(self, batch: RowBatch) -> Sequence[int]:
+        return [r for s in batch.sequences if tuple(s.block_table) == (4, 2) for r in range(batch.n_rows)]
+
+
+class DraftsSeeSiblings(_Nudged):
+    """A draft row whose parent is not the row before it is off."""
+
+    def rows(self, batch: RowBatch) -> Sequence[int]:
+        rows = []
+        for s in batch.sequences:
+            rows += [
+                s.first_row + s.n_committed + i for i, p in enumerate(s.draft_parents) if p != s.n_committed + i - 1
+            ]
+        return rows
+
+
+class DraftsAreStored(ReferenceExecutable):
+    """A step with drafts leaves the first draft's state behind."""
+
+    def run(self, batch: RowBatch) -> None:
+        super().run(batch)
+        for s in batch.sequences:
+            if s.draft_parents and self._step is not None:
+                for state in self.program.states:
+                    self._slots.arrays[state.index][s.slot] = self._step.states[
+                        state.index, s.first_row + s.n_committed
+                    ]
+
+
+class CommitOffByOne(ReferenceExecutable):
+    """Commits the states of one draft less."""
+
+    def commit(self, sequence: SequenceRows, accepted: Sequence[int]) -> None:
+        assert self._step is not None
+        states = self._step.states
+        for state in self.program.states:
+            if len(accepted) > 1:
+                key = (state.index, sequence.first_row + accepted[-1])
+                states[key] = states[state.index, sequence.first_row + accepted[-2]]
+        super().commit(sequence, accepted)
+
+
+class CopyIsShallow(ReferenceExecutable):
+    """Copying a slot to a higher one forgets the last state."""
+
+    def copy_slot(self, source: int, target: int) -> None:
+        kept = [array[target].copy() for array in self._slots.arrays]
+        super().copy_slot(source, target)
+        for array, before in list(zip(self._slots.arrays, kept, strict=True))[-1:]:
+            array[target] = before
+
+
+class BytesAreRounded(ReferenceExecutable):
+    """A restored slot has lost its last bits."""
+
+    def write_slot(self, slot: int, data: bytes) -> None:
+        values = np.frombuffer(data, np.float32).astype(np.float16).astype(np.float32)
+        super().write_slot(slot, values.tobytes())
+
+
+class SnapshotOneRowLate(ReferenceExecutable):
+    def run(self, batch: RowBatch) -> None:
+        late = [
+            attrs.evolve(s, snapshots=tuple((min(offset + 1, s.n_committed - 1), slot) for offset, slot in s.snapshots))
+            for s in batch.sequences
+        ]
+        super().run(RowBatch(batch.token_ids, batch.positions, tuple(late), batch.heads))
+
+
+class ReadsPastTheEnd(ReferenceExecutable):
+    """Remembers where a slot's sequence had come to; going back below 250 restores nothing of it."""
+
+    def run(self, batch: RowBatch) -> None:
+        reached = self.__dict__.setdefault("reached", {})
+        for s in batch.sequences:
+            if reached.get(s.slot, 0) > 260 and 0 < s.start < 260:
+                for array in self._slots.arrays:
+                    array[s.slot] = 0
+                if not self._slots.arrays:
+                    raise BackendError("a sequence that is longer than its start")
+            reached[s.slot] = s.start + s.n_committed
+        super().run(batch)
+
+
+class BlockCopyIsPartial(ReferenceExecutable):
+    """Does not copy the last layer's first values."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        super().copy_block(source, target)
+        if self._blocks.values:
+            self._blocks.values[-1][target, :2] = 0
+
+
+class ForgetsRestored(ReferenceExecutable):
+    """A commit into a slot that was written from bytes drops the last draft."""
+
+    def write_slot(self, slot: int, data: bytes) -> None:
+        super().write_slot(slot, data)
+        self.__dict__.setdefault("restored", set()).add(slot)
+
+    def commit(self, sequence: SequenceRows, accepted: Sequence[int]) -> None:
+        restored = self.__dict__.get("restored", set())
+        super().commit(sequence, accepted[:-1] if sequence.slot in restored else accepted)
+
+
+class TiesGoElsewhere(ReferenceExecutable):
+    """In a step with drafts the best candidate is the second best."""
+
+    def candidates(self, output: int) -> Any:
+        ids, scores = super().candidates(output)
+        assert self._step is not None
+        drafted = any(s.draft_parents for s in self._step.batch.sequences)
+        return (np.roll(ids, 1), np.roll(scores, 1)) if drafted and len(ids) > 1 else (ids, scores)
+
+    def logits(self, output: int) -> Any:
+        logits = super().logits(output)
+        assert self._step is not None
+        drafted = any(s.draft_parents for s in self._step.batch.sequences)
+        return np.roll(logits, 1) if drafted else logits
+
+
+class DependsOnThreads(_Nudged):
+    def rows(self, batch: RowBatch) -> Sequence[int]:
+        return range(batch.n_rows) if self.options.n_threads == 3 else ()
+
+
+class DependsOnLowering(_Nudged):
+    def rows(self, batch: RowBatch) -> Sequence[int]:
+        return range(batch.n_rows) if os.environ.get("KINETIC_SIMD") == "generic" else ()
+
+
+class Inaccurate(_Nudged):
+    def rows(self, batch: RowBatch) -> Sequence[int]:
+        return range(batch.n_rows)
+
+
+class PredictionKeepsGuesses(ReferenceExecutable):
+    """A prediction step does not overwrite what an earlier one wrote at its first position."""
+
+    def predict(self, batch: RowBatch, hidden: Any) -> None:
+        if batch.n_rows < 4:
+            hidden = hidden + np.float32(1e-3) * (self.__dict__.setdefault("guessed", 0) > 0)
+            self.__dict__["guessed"] = 1
+        super().predict(batch, hidden)
+
+
+class PredictionInaccurate(ReferenceExecutable):
+    def predict(self, batch: RowBatch, hidden: Any) -> None:
+        super().predict(batch, hidden + np.float32(0.05))
+
+
+# Module-level, so that another process finds them.
+BACKENDS: dict[str, type[_Broken]] = {}
+for _name, _class in list(globals().items()):
+    if isinstance(_class, type) and issubclass(_class, ReferenceExecutable) and _class is not ReferenceExecutable:
+        globals()[f"{_name}Backend"] = BACKENDS[_name] = broken(_class)
+
+
+# architectures
+
+
+class IgnoresUnknown(TinyHybrid):
+    """Lists as ignored whatever it does not know."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        self._names = [name for name in source.tensors if "unheard_of" in name]
+
+    def ignored_tensors(self) -> Sequence[str]:
+        return self._names
+
+
+class ToleratesMissing(TinyHybrid):
+    """Without its feed-forward layer a block goes on as it is."""
+
+    def _feed_forward(self, b: Any, prefix: str, x: Any, kind: str = "") -> Any:
+        return super()._feed_forward(b, prefix, x, kind) if b.has(f"{prefix}ffn_up{kind}.weight") else x
+
+    def ignored_tensors(self) -> Sequence[str]:
+        return [f"blk.{n}.ffn_{m}.weight" for n in range(self.n_layers) for m in ("gate", "down")]
+
+
+class NamelessShapeError(TinyHybrid):
+    def build(self, b: Any) -> Any:
+        try:
+            return super().build(b)
+        except TensorError as error:
+            raise TensorError("something does not fit" if "shape" in str(error) else str(error)) from None
+
+
+class GuessesMissingKeys(TinyHybrid):
+    def __init__(self, source: Any) -> None:
+        from kinetic_core.gguf import MemoryTensors, read_tensor
+
+        if "tiny-hybrid.rope.freq_base" not in source.metadata:
+            metadata = {**source.metadata.raw, "tiny-hybrid.rope.freq_base": 10000.0}
+            source = MemoryTensors(metadata, {name: read_tensor(source, name) for name in source.tensors})
+        super().__init__(source)
+
+
+class DeniesWindow(TinyHybrid):
+    capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_prediction_block=True, has_experts=True)
+
+
+class ClaimsExperts(TinyHybrid):
+    @classmethod
+    def tiny(cls) -> Sequence[TinyVariant]:
+        return [variant for variant in super().tiny() if "experts" not in variant.name]
+
+
+class TwoOfAName(TinyHybrid):
+    @classmethod
+    def tiny(cls) -> Sequence[TinyVariant]:
+        variants = list(super().tiny())
+        return [*variants, variants[0]]
+
+
+class NoDrafts(ReferenceBackend):
+    """An honest backend that can do little."""
+
+    capabilities = BackendCapabilities(kv_types=("f16", "f32"))

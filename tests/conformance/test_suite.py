@@ -1,0 +1,195 @@
+"""The suite on itself: what is right passes, and for each clause something broken fails at that clause."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import broken
+import pytest
+
+from kinetic_core.conformance import ArchitectureConformance, Case, ClauseFailure, Conformance, NotApplicable
+from kinetic_core.conformance.architecture import FORMATS
+from kinetic_core.conformance.runner import SUITES, run_case, run_suite
+from kinetic_core.interfaces import TinyVariant
+from kinetic_core.plugins import Plugin
+from kinetic_core.reference.backend import ReferenceBackend
+from kinetic_core.reference.tiny_hybrid import TinyHybrid
+
+ROOT = Path(__file__).parents[2]
+
+
+class _Small(TinyHybrid):
+    """The miniature with one variant."""
+
+    chosen = "tied"
+
+    @classmethod
+    def tiny(cls) -> list[TinyVariant]:
+        return [variant for variant in TinyHybrid.tiny() if variant.name == cls.chosen]
+
+
+class Recurrent(_Small):
+    chosen = "recurrent"
+
+
+class AttentionOnly(_Small):
+    chosen = "attention"
+
+
+class Prediction(_Small):
+    chosen = "prediction"
+
+
+def suite_of(target: Any, backend: Any, formats: tuple[str, ...] = ("F32",), **more: Any) -> type[Conformance]:
+    values = {"target": target, "name": "tiny-hybrid", "backend": backend, "formats": formats, **more}
+    return type("TestIt", (ArchitectureConformance,), values)
+
+
+def case_of(suite: type[Conformance], clause_id: str) -> Case:
+    return next(case for case in suite.cases() if case.clause.id == clause_id)
+
+
+BROKEN: dict[str, tuple[Any, Any, str]] = {
+    # clause: (architecture, backend, words of the message)
+    "ARCH-01": (Recurrent, "DependsOnBatchSize", "in one batch against one token at a time"),
+    "ARCH-02": (Recurrent, "DependsOnStepStart", "run in steps of"),
+    "ARCH-03": (Recurrent, "DependsOnNeighbours", "of four in one step"),
+    "ARCH-04": (AttentionOnly, "DependsOnBlocks", "in blocks 4 and 2"),
+    "ARCH-05": (Recurrent, "DraftsSeeSiblings", "against its path alone"),
+    "ARCH-06": (Recurrent, "DraftsAreStored", "after a step with drafts"),
+    "ARCH-07": (Recurrent, "CommitOffByOne", "a neighbour that committed as well"),
+    "ARCH-08": (Recurrent, "CopyIsShallow", "going back to a copy"),
+    "ARCH-09": (Recurrent, "BytesAreRounded", "read back from the same executable"),
+    "ARCH-10": (Recurrent, "SnapshotOneRowLate", "copied after the row at position 36"),
+    "ARCH-11": (Recurrent, "ReadsPastTheEnd", "after cutting back to"),
+    "ARCH-12": (AttentionOnly, "BlockCopyIsPartial", "of two that share a block"),
+    "ARCH-13": (Recurrent, "ForgetsRestored", "after restoring, drafting and committing"),
+    "ARCH-14": (Recurrent, "TiesGoElsewhere", "an answer with always right drafts"),
+    "ARCH-15": (Recurrent, "TiesGoElsewhere", "an answer with always right drafts"),
+    "ARCH-16": (Recurrent, "DependsOnThreads", "3 threads against 2"),
+    "ARCH-17": (Recurrent, "DependsOnLowering", "KINETIC_SIMD=generic"),
+    "ARCH-18": (Recurrent, "Inaccurate", "F32 with an f16 cache: the largest difference"),
+    "ARCH-19": (Prediction, "PredictionKeepsGuesses", "after wrong guesses"),
+    "ARCH-20": (Prediction, "PredictionInaccurate", "the prediction block, F32"),
+    "ARCH-21": (broken.IgnoresUnknown, None, "has the unknown tensor 'unheard_of.weight' is accepted"),
+    "ARCH-22": (broken.ToleratesMissing, None, "lacks the tensor 'blk.0.ffn_up.weight' is accepted"),
+    "ARCH-23": (broken.NamelessShapeError, None, "without naming it: something does not fit"),
+    "ARCH-24": (broken.GuessesMissingKeys, None, "'tiny-hybrid.rope.freq_base' is accepted"),
+    "ARCH-25": (broken.DeniesWindow, None, "say has_sliding_window=False, the variant 'untied'"),
+    "ARCH-26": (broken.ClaimsExperts, None, "say has_experts=True, no variant"),
+    "ARCH-27": (broken.TwoOfAName, None, "uses a name twice"),
+}
+
+
+@pytest.mark.parametrize("clause_id", BROKEN)
+def test_something_broken_fails_at_its_clause(clause_id: str) -> None:
+    target, backend, words = BROKEN[clause_id]
+    right = TinyHybrid if backend is None else target
+    good = suite_of(right, ReferenceBackend)
+    case_of(good, clause_id).run()
+    good.close()
+    bad = suite_of(target, broken.BACKENDS[backend] if backend else ReferenceBackend)
+    with pytest.raises(ClauseFailure, match=re.escape(words)) as failure:
+        case_of(bad, clause_id).run()
+    bad.close()
+    assert failure.value.clause_id == clause_id
+    assert "an error ended the check" not in failure.value.message
+
+
+def test_every_clause_has_something_broken() -> None:
+    assert list(BROKEN) == [clause.id for clause in ArchitectureConformance.clauses()]
+
+
+def test_the_document_lists_every_clause_with_its_statement() -> None:
+    text = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| ([A-Z]+-\d\d) \| (.*) \|$", text, re.MULTILINE)
+    assert listed == [(c.id, c.statement) for suite in SUITES.values() for c in suite.clauses()]
+
+
+def test_every_clause_runs_on_every_variant_and_format() -> None:
+    suite = suite_of(TinyHybrid, ReferenceBackend, FORMATS)
+    variants = [variant.name for variant in TinyHybrid.tiny()]
+    expected = set()
+    for clause in suite.clauses():
+        subjects = {
+            "plugin": [""],
+            "variant": [f"-{name}" for name in variants],
+            "model": [f"-{name}-{stored}" for name in variants for stored in FORMATS],
+        }[clause.scope]
+        expected |= {clause.id + subject for subject in subjects}
+    assert {case.id for case in suite.cases()} == expected
+    suite.close()
+
+
+def test_a_format_that_changes_nothing_is_left_out() -> None:
+    suite = suite_of(Recurrent, ReferenceBackend, ("F32", "Q8_0", "TQ1_0"))  # blocks of 256: no tensor is so wide
+    assert list(suite.subjects("model")) == ["recurrent-F32", "recurrent-Q8_0"]
+
+
+def test_clauses_say_where_they_do_not_apply() -> None:
+    suite = suite_of(Recurrent, broken.NoDrafts)
+    for clause_id in ("ARCH-05", "ARCH-08", "ARCH-10", "ARCH-14"):
+        with pytest.raises(NotApplicable, match="the backend takes no"):
+            case_of(suite, clause_id).run()
+    with pytest.raises(NotApplicable, match="no prediction block"):
+        case_of(suite, "ARCH-19").run()
+    suite.close()
+
+
+# subclasses
+
+
+def test_overriding_a_clause_is_refused() -> None:
+    for name in ("batch", "test_clause", "cases", "check"):
+        with pytest.raises(TypeError, match=f"TestIt overrides {name}"):
+            suite_of(Recurrent, ReferenceBackend, **{name: lambda self, model: None})
+
+    class Mixin:
+        def commit(self, model: Any) -> None:
+            pass
+
+    with pytest.raises(TypeError, match="overrides commit"):
+        type("TestIt", (Mixin, ArchitectureConformance), {"target": Recurrent, "name": "tiny-hybrid"})
+
+
+@pytest.mark.parametrize(
+    ("xfails", "words"),
+    [({"ARCH-99": "because"}, "names no clause"), ({"ARCH-01": " "}, "no reason"), ({"ARCH-01": None}, "no reason")],
+)
+def test_expected_failures_need_a_clause_and_a_reason(xfails: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        suite_of(Recurrent, ReferenceBackend, xfails=xfails)
+
+
+def test_expected_failures_are_strict() -> None:
+    xfails = {"ARCH-16": "counts its threads", "ARCH-03-recurrent-F32": "a wrong guess"}
+    suite = suite_of(Recurrent, broken.BACKENDS["DependsOnThreads"], xfails=xfails)
+    results = {clause_id: run_case(case_of(suite, clause_id)) for clause_id in ("ARCH-16", "ARCH-03")}
+    suite.close()
+    assert (results["ARCH-16"].outcome, results["ARCH-16"].message) == ("expected failure", "counts its threads")
+    assert results["ARCH-03"].outcome == "failed"
+    assert results["ARCH-03"].message == "passes, although it is expected to fail: a wrong guess"
+
+
+def test_models_that_cannot_be_made_fail() -> None:
+    class Silent(TinyHybrid):
+        @classmethod
+        def tiny(cls) -> Any:
+            raise OSError("no such file")
+
+    plugin = Plugin("toy", "toy.plugin", "kinetic-arch-toy", "1.0")
+    report = run_suite(suite_of(Silent, ReferenceBackend), plugin)
+    assert not report.conforms
+    assert "OSError: no such file" in report.results[0].message
+
+
+def test_nothing_checked_does_not_conform() -> None:
+    plugin = Plugin("toy", "toy.plugin", "kinetic-arch-toy", "1.0")
+    report = run_suite(suite_of(Recurrent, broken.NoDrafts), plugin)
+    assert report.count("passed") > 0
+    skipped = tuple(r for r in report.results if r.outcome == "not applicable")
+    assert not attrs.evolve(report, results=skipped).conforms
+    assert not attrs.evolve(report, results=()).conforms
