@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from kinetic_core.backends.cpu import compile as kernel_compile
 from kinetic_core.backends.cpu.kernels.constants import MAX_TOP_K
-from kinetic_core.backends.cpu.layout import Place, lay_out, resolve
-from kinetic_core.backends.cpu.lowering import Lowered, Lowering
+from kinetic_core.backends.cpu.layout import Lowered, Place, lay_out, resolve
+from kinetic_core.backends.cpu.lowering import Lowering
 from kinetic_core.backends.cpu.pools import KVPool, SlotPool, address_of, allocate, restore
 from kinetic_core.backends.cpu.selection import Selection
 from kinetic_core.backends.cpu.step import SKIPPED, StepArrays, check_prediction, check_table, refuse

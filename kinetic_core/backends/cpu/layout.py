@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from kinetic_core.backends.cpu.tape import Block, KernelCall
 
@@ -16,6 +18,20 @@ class Place:
 
     name: Any
     offset: int = 0
+
+
+@attrs.define
+class Lowered:
+    """The calls of a program, in order, with places in place of addresses.
+
+    sizes:  bytes of each buffer. commit: the calls that make accepted drafts part of their sequence.
+    given:  f32[max_rows, d_model], what a prediction block's hidden input reads.
+    """
+
+    calls: list[KernelCall] = attrs.field(factory=list)
+    commit: list[KernelCall] = attrs.field(factory=list)
+    sizes: dict[Any, int] = attrs.field(factory=dict)
+    given: npt.NDArray[np.float32] | None = None
 
 
 def resolve(args: tuple[Any, ...], where: Callable[[Place], int]) -> tuple[Any, ...]:

@@ -11,14 +11,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.backends.cpu.experts import ExpertCalls, route_call
 from kinetic_core.backends.cpu.kernels import constants
 from kinetic_core.backends.cpu.kernels.constants import MAX_HEAD_DIM, n_groups, quantized_bytes
-from kinetic_core.backends.cpu.layout import Place
+from kinetic_core.backends.cpu.layout import Lowered, Place
 from kinetic_core.backends.cpu.packing import row_offsets
 from kinetic_core.backends.cpu.pools import KVPool, RopeSpec, RopeTable, SlotPool, address_of, allocate
 from kinetic_core.backends.cpu.step import StepArrays
@@ -37,20 +36,6 @@ Args = tuple[Any, ...]
 
 _CHUNK_BYTES = 32 << 10
 """Weights of a chunk of a linear layer: a few microseconds of one core."""
-
-
-@attrs.define
-class Lowered:
-    """The calls of a program, in order, with places in place of addresses.
-
-    sizes:  bytes of each buffer. commit: the calls that make accepted drafts part of their sequence.
-    given:  f32[max_rows, d_model], what a prediction block's hidden input reads.
-    """
-
-    calls: list[KernelCall] = attrs.field(factory=list)
-    commit: list[KernelCall] = attrs.field(factory=list)
-    sizes: dict[Any, int] = attrs.field(factory=dict)
-    given: npt.NDArray[np.float32] | None = None
 
 
 class Lowering:

@@ -158,4 +158,4 @@ def _values(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return 0.0, 1.0
     if name in ("output.weight", "blk.2.nextn.shared_head_head.weight"):
         return 0.0, 0.3
-    return 0.0, 1.2 * shape[-1] ** -0.5
+    return 0.0, shape[-1] ** -0.5
