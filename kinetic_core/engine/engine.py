@@ -417,8 +417,8 @@ class Engine:
         if last:
             active.generation.end()
             logger.info(
-                "request %d: reused %d of %d prompt tokens, last choice %s after %d tokens",
-                active.serial,
+                "%s: reused %d of %d prompt tokens, last choice %s after %d tokens",
+                active.request.log_name or f"request {active.serial}",
                 active.cached_tokens,
                 sequence.history.n_prompt,
                 reason,

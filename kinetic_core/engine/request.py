@@ -44,6 +44,7 @@ class GenerationRequest:
     stop: strings that end an answer and are not part of it.
     ignore_end: carry on after end-of-turn tokens (benchmarks).
     echo_logprobs: also give the prompt tokens' log-probabilities (needs every prompt row).
+    log_name: what the request's line in the log begins with; None: "request" and its number.
     """
 
     prompt_ids: tuple[int, ...]
@@ -53,6 +54,7 @@ class GenerationRequest:
     n: int = 1
     ignore_end: bool = False
     echo_logprobs: bool = False
+    log_name: str | None = None
 
 
 @attrs.frozen

@@ -19,7 +19,7 @@ from kinetic_core.server.answers import Answer, timings_body, usage_body
 from kinetic_core.server.failures import ClientGone, as_api_error, json_response, to_json
 from kinetic_core.server.fields import Fields
 from kinetic_core.server.json_body import parse_object, read_body, send_failure
-from kinetic_core.server.request_log import note
+from kinetic_core.server.request_log import note, request_id
 from kinetic_core.server.running import Workshop, events, while_connected
 from kinetic_core.server.settings import ServerSettings
 
@@ -97,6 +97,7 @@ class CompletionEndpoint(ABC):
         with self._workshop.running() as take:
             generations: list[Generation] = []
             for name, request in zip(plan.prompt_names, plan.requests, strict=True):
+                request = attrs.evolve(request, log_name=request_id(scope))
                 generations.append(self._submit(request, name))
                 take(generations[-1])
             answers = [Answer(index) for index in range(len(generations) * plan.n)]

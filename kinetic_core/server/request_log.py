@@ -15,11 +15,18 @@ log = logging.getLogger("kinetic.server")
 
 CLIENT_GONE_STATUS = 499
 _NOTES = "kinetic.notes"
+_REQUEST_ID = "kinetic.request_id"
 
 
 def note(scope: Scope, **values: Any) -> None:
     """Add `name=value` to the request's line."""
     scope.setdefault(_NOTES, {}).update(values)
+
+
+def request_id(scope: Scope) -> str | None:
+    """The request's X-Request-Id; None outside of `RequestLog`."""
+    found: str | None = scope.get(_REQUEST_ID)
+    return found
 
 
 class RequestLog:
@@ -34,14 +41,14 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         notes: dict[str, Any] = scope.setdefault(_NOTES, {})
-        request_id = f"req-{uuid.uuid4().hex[:16]}"
+        own_id = scope[_REQUEST_ID] = f"req-{uuid.uuid4().hex[:16]}"
         status = CLIENT_GONE_STATUS  # unless an answer is begun
 
         async def send_noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                MutableHeaders(scope=message)["X-Request-Id"] = own_id
             await send(message)
 
         start = time.perf_counter()
@@ -52,4 +59,4 @@ class RequestLog:
             path = quote(scope["path"], safe="/")[:200]
             details = "".join(f" {name}={value}" for name, value in notes.items())
             ms = (time.perf_counter() - start) * 1e3
-            log.info("%s %s %s %d %.0f ms%s", request_id, scope["method"], path, status, ms, details)
+            log.info("%s %s %s %d %.0f ms%s", own_id, scope["method"], path, status, ms, details)

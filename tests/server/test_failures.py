@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from kinetic_core.engine.request import GenerationRequest
 from kinetic_core.errors import (
     BackendError,
     Cancelled,
@@ -251,6 +253,22 @@ def test_one_log_line_per_request_without_what_was_said(make_server, caplog: pyt
     assert "POST /v1/chat/completions 200" in lines[0]
     assert "error=invalid_value" in lines[1]
     assert len({answer.headers["X-Request-Id"] for answer in answers}) == 4
+
+
+def test_the_engines_lines_name_the_request(make_server, caplog: pytest.LogCaptureFixture):
+    """One per prompt, of requests that ran; beside requests of nobody's name, which have a number."""
+    caplog.set_level(logging.INFO, "kinetic.engine")
+    running = make_server()
+    answer = running.complete(prompt=["secret", "other"], max_tokens=3)
+    refused = running.complete(temperature=9)
+    running.model.engine.submit(GenerationRequest((1, 2), max_tokens=2)).result()
+    wait_until(lambda: len(caplog.records) >= 3)
+    *served, direct = [record.getMessage() for record in caplog.records]
+    for line in served:
+        assert re.fullmatch(r"(req-\w+): reused 0 of \d+ prompt tokens, last choice \w+ after \d tokens", line)
+        assert line.startswith(answer.headers["X-Request-Id"] + ": ")
+        assert refused.headers["X-Request-Id"] not in line
+    assert direct.startswith("request 3: reused 0 of ")
 
 
 SERVE = """
