@@ -15,7 +15,7 @@ LAYERS = (
     {"plugins", "program", "gguf", "text", "models", "directories"},
     {"reference", "backends", "state"},
     {"engine", "warmstart"},
-    {"conformance", "server", "cli", "bench", "__main__"},
+    {"conformance", "server", "cli", "bench", "convert", "__main__"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FREE = {"kinetic_core", "kinetic_core.builtins"}

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kinetic_core import __version__
-from kinetic_core.cli import bench, chat, conform, info, models, plugins, pull, run, serve
+from kinetic_core.cli import bench, chat, conform, convert, info, models, plugins, pull, run, serve
 from kinetic_core.cli.console import warn
 from kinetic_core.errors import PluginError
 from kinetic_core.plugins import load_registry
@@ -37,6 +37,7 @@ def make_application() -> typer.Typer:
     app.command()(info.info)
     app.command()(pull.pull)
     app.command()(models.models)
+    app.command()(convert.convert)
     app.command()(plugins.plugins)
     app.command()(conform.conform)
     registry = load_registry()

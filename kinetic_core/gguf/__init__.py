@@ -20,7 +20,7 @@ from kinetic_core.gguf.file import FileIdentity, GGUFFile, open_model_file
 from kinetic_core.gguf.header import GGUFHeader, TensorInfo, parse_header, read_header
 from kinetic_core.gguf.metadata import Metadata, check_block_count
 from kinetic_core.gguf.source import MemoryTensors, RawTensor, TensorSource, read_tensor, require_tensor
-from kinetic_core.gguf.write import gguf_bytes, write_gguf
+from kinetic_core.gguf.write import gguf_bytes, stream_gguf, write_gguf
 
 __all__ = [
     "BLOCK_FORMATS",
@@ -45,5 +45,6 @@ __all__ = [
     "read_header",
     "read_tensor",
     "require_tensor",
+    "stream_gguf",
     "write_gguf",
 ]

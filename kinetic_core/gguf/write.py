@@ -1,16 +1,17 @@
-"""Writing small GGUF files: for tests and for tiny models. The same arguments always give the same bytes."""
+"""Writing GGUF files: whole ones from memory, or tensor by tensor. The same arguments always give the same bytes."""
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kinetic_core.errors import MetadataError, describe
+from kinetic_core.errors import MetadataError, TensorError, describe
+from kinetic_core.gguf.blocks import BLOCK_FORMATS, GGMLType
 from kinetic_core.gguf.header import (
     ARRAY_TYPE,
     BOOL_TYPE,
@@ -39,14 +40,61 @@ def write_gguf(
 
     Raises MetadataError for a value that cannot be written, TensorError for a tensor that cannot.
     """
+    stored = _stored(tensors)
+    stream_gguf(path, metadata, {n: (t.type, t.shape) for n, t in stored.items()}, stored.__getitem__, version=version)
+
+
+def stream_gguf(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, tuple[GGMLType, tuple[int, ...]]],
+    produce: Callable[[str], RawTensor],
+    *,
+    version: int = 3,
+) -> None:
+    """As `write_gguf`, holding one tensor at a time: `produce` is asked for each, in the order of `tensors`.
+
+    tensors: name -> type and shape (contiguous axis last), which what `produce` returns must have.
+    """
+    head = _head(metadata, tensors, version)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     with open(path, "wb") as file:
-        file.write(gguf_bytes(metadata, tensors, version=version))
+        file.write(head)
+        for name, (type_, shape) in tensors.items():
+            tensor = produce(name)
+            if tensor.type != type_ or tuple(tensor.shape) != tuple(shape):
+                raise TensorError(
+                    describe(
+                        f"the tensor {name!r} is another than announced",
+                        got=f"{tensor.type.name} {tuple(tensor.shape)}",
+                        expected=f"{type_.name} {tuple(shape)}",
+                    )
+                )
+            data = tensor.to_bytes()
+            file.write(data.data)
+            file.write(bytes(_padded(data.size, alignment) - data.size))
 
 
 def gguf_bytes(
     metadata: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any] | RawTensor], *, version: int = 3
 ) -> bytes:
     """The whole file as bytes; see `write_gguf`."""
+    stored = _stored(tensors)
+    out = bytearray(_head(metadata, {n: (t.type, t.shape) for n, t in stored.items()}, version))
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    for tensor in stored.values():
+        data = tensor.to_bytes()
+        out += data.tobytes()
+        out += bytes(_padded(data.size, alignment) - data.size)
+    return bytes(out)
+
+
+def _stored(tensors: Mapping[str, npt.NDArray[Any] | RawTensor]) -> dict[str, RawTensor]:
+    return {n: t if isinstance(t, RawTensor) else RawTensor.from_array(t) for n, t in tensors.items()}
+
+
+def _head(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[GGMLType, tuple[int, ...]]], version: int) -> bytes:
+    """Everything before the tensors' bytes."""
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise _cannot_write("general.alignment", alignment)
@@ -56,19 +104,14 @@ def gguf_bytes(
         out += _string(key, key)
         type_id, payload = _value(key, value)
         out += struct.pack("<I", type_id) + payload
-    stored = {n: t if isinstance(t, RawTensor) else RawTensor.from_array(t) for n, t in tensors.items()}
     offset = 0
-    for name, tensor in stored.items():
+    for name, (type_, shape) in tensors.items():
         out += _string(name, name)
-        out += struct.pack("<I", len(tensor.shape))
-        out += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))
-        out += struct.pack("<IQ", tensor.type, offset)
-        offset += _padded(tensor.to_bytes().size, alignment)
+        out += struct.pack("<I", len(shape))
+        out += struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        out += struct.pack("<IQ", type_, offset)
+        offset += _padded(BLOCK_FORMATS[type_].n_bytes(shape), alignment)
     out += bytes(_padded(len(out), alignment) - len(out))
-    for tensor in stored.values():
-        data = tensor.to_bytes()
-        out += data.tobytes()
-        out += bytes(_padded(data.size, alignment) - data.size)
     return bytes(out)
 
 

@@ -17,6 +17,7 @@ from kinetic_core.interfaces.backend import (
 )
 from kinetic_core.interfaces.batch import HeadRequest, RowBatch, SequenceRows
 from kinetic_core.interfaces.cache import CacheCapabilities, CachedPrefix, PrefixCache
+from kinetic_core.interfaces.checkpoint import CheckpointConfig
 from kinetic_core.interfaces.drafter import Draft, Drafter, DrafterCapabilities, DraftTree
 from kinetic_core.interfaces.head import HeadCapabilities, OutputHead
 
@@ -26,6 +27,7 @@ __all__ = [
     "BackendCapabilities",
     "CacheCapabilities",
     "CachedPrefix",
+    "CheckpointConfig",
     "Draft",
     "DraftTree",
     "Drafter",

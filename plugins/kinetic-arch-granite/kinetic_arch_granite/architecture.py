@@ -16,15 +16,20 @@ Source: Mamba-2: Dao and Gu 2024, arXiv 2405.21060; experts: Shazeer et al. 2017
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kinetic_arch_granite import checkpoint
 from kinetic_arch_granite.tiny import tiny_variants
 from kinetic_core.errors import MetadataError, TensorError, UnsupportedModelError, describe
 from kinetic_core.gguf import Metadata, check_block_count, require_tensor
 from kinetic_core.interfaces import Architecture, ArchitectureCapabilities, TinyVariant
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from kinetic_core.gguf import TensorSource
+    from kinetic_core.interfaces import CheckpointConfig
     from kinetic_core.program import ProgramBuilder, Value, Weight
 
 KEY = "granitehybrid"
@@ -258,6 +263,23 @@ class GraniteHybrid(Architecture):
         unbiased = ("norm", "exps", "inp")
         biased = {ours: theirs for ours, theirs in modules.items() if not ours.endswith(unbiased)}
         return names | {f"blk.{{layer}}.{ours}.bias": f"{layer}{theirs}.bias" for ours, theirs in biased.items()}
+
+    @classmethod
+    def checkpoint_classes(cls) -> Sequence[str]:
+        """`GraniteMoeHybridForCausalLM`, dense and with experts."""
+        return (checkpoint.CLASS,)
+
+    @classmethod
+    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
+        """See `checkpoint.metadata`."""
+        return checkpoint.metadata(config)
+
+    @classmethod
+    def checkpoint_tensor(
+        cls, name: str, array: npt.NDArray[np.float32], config: CheckpointConfig
+    ) -> npt.NDArray[np.float32] | None:
+        """See `checkpoint.tensor`."""
+        return checkpoint.tensor(name, array, config)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

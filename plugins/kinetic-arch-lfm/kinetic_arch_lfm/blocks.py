@@ -18,12 +18,17 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kinetic_arch_lfm import checkpoint
 from kinetic_core.errors import MetadataError, TensorError, UnsupportedModelError, describe
 from kinetic_core.gguf import Metadata, check_block_count, require_tensor
 from kinetic_core.interfaces import Architecture
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from kinetic_core.gguf import TensorSource
+    from kinetic_core.interfaces import CheckpointConfig
     from kinetic_core.program import ProgramBuilder, Value, Weight
 
 Fixed = bool | int | float | str
@@ -152,6 +157,13 @@ class Lfm(Architecture):
     def linears(b: ProgramBuilder, layer: int, x: Value, outputs: Mapping[str, int]) -> tuple[Value, ...]:
         """Linear layers of one input, by name and width."""
         return b.linears(x, [b.weight(f"blk.{layer}.{name}.weight", (n, x.width)) for name, n in outputs.items()])
+
+    @classmethod
+    def checkpoint_tensor(
+        cls, name: str, array: npt.NDArray[np.float32], config: CheckpointConfig
+    ) -> npt.NDArray[np.float32]:
+        """See `checkpoint.tensor`."""
+        return checkpoint.tensor(name, array)
 
 
 def checkpoint_tensors(modules: Mapping[str, str]) -> dict[str, str]:

@@ -12,14 +12,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from kinetic_arch_lfm import checkpoint
 from kinetic_arch_lfm.blocks import Fixed, Lfm, checkpoint_tensors, does_not_fit
 from kinetic_arch_lfm.tiny import lfm2_variants, lfm2moe_variants
 from kinetic_core.interfaces import ArchitectureCapabilities, TinyVariant
 
 if TYPE_CHECKING:
     from kinetic_core.gguf import TensorSource
+    from kinetic_core.interfaces import CheckpointConfig
     from kinetic_core.program import ProgramBuilder, Value
 
 
@@ -51,6 +53,16 @@ class Lfm2(Lfm):
             "attn_output": "self_attn.out_proj",
         }
         return checkpoint_tensors(attention)
+
+    @classmethod
+    def checkpoint_classes(cls) -> Sequence[str]:
+        """`Lfm2ForCausalLM`."""
+        return ("Lfm2ForCausalLM",)
+
+    @classmethod
+    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
+        """See `checkpoint.lfm2_metadata`."""
+        return checkpoint.lfm2_metadata(config)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:
@@ -109,6 +121,16 @@ class Lfm2Moe(Lfm2):
             block + "ffn_up_exps.weight": layer + "experts.{expert}.w3.weight",
             block + "ffn_down_exps.weight": layer + "experts.{expert}.w2.weight",
         }
+
+    @classmethod
+    def checkpoint_classes(cls) -> Sequence[str]:
+        """`Lfm2MoeForCausalLM`."""
+        return ("Lfm2MoeForCausalLM",)
+
+    @classmethod
+    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
+        """See `checkpoint.lfm2moe_metadata`."""
+        return checkpoint.lfm2moe_metadata(config)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

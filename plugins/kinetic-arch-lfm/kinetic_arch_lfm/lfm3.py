@@ -11,14 +11,19 @@ full blocks `rope_freqs.weight` stops most pairs: its factors are 1 for pairs th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from kinetic_arch_lfm import checkpoint
 from kinetic_arch_lfm.blocks import Fixed, Lfm, checkpoint_tensors, whole_head
 from kinetic_arch_lfm.tiny import lfm3_variants
 from kinetic_core.interfaces import ArchitectureCapabilities, TinyVariant
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from kinetic_core.gguf import TensorSource
+    from kinetic_core.interfaces import CheckpointConfig
     from kinetic_core.program import ProgramBuilder, Value
 
 
@@ -72,6 +77,21 @@ class Lfm3(Lfm):
             "attn_output": "self_attn.o_proj",
         }
         return checkpoint_tensors(modules)
+
+    @classmethod
+    def checkpoint_classes(cls) -> Sequence[str]:
+        """`Lfm3ForCausalLM`."""
+        return ("Lfm3ForCausalLM",)
+
+    @classmethod
+    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
+        """See `checkpoint.lfm3_metadata`."""
+        return checkpoint.lfm3_metadata(config)
+
+    @classmethod
+    def checkpoint_extras(cls, config: CheckpointConfig) -> Mapping[str, npt.NDArray[np.float32]]:
+        """See `checkpoint.lfm3_factors`."""
+        return checkpoint.lfm3_factors(config)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

@@ -15,12 +15,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kinetic_arch_llama import checkpoint
 from kinetic_core.errors import MetadataError, TensorError, UnsupportedModelError, describe
 from kinetic_core.gguf import Metadata, check_block_count, require_tensor
 from kinetic_core.interfaces import Architecture, ArchitectureCapabilities, TinyVariant
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from kinetic_core.gguf import TensorSource
+    from kinetic_core.interfaces import CheckpointConfig
     from kinetic_core.program import ProgramBuilder, Value, Weight
 
 
@@ -142,6 +147,28 @@ class Llama(Architecture):
         names |= {f"blk.{{layer}}.{ours}.weight": f"{layer}{theirs}.weight" for ours, theirs in modules.items()}
         biased = {ours: theirs for ours, theirs in modules.items() if "norm" not in ours}
         return names | {f"blk.{{layer}}.{ours}.bias": f"{layer}{theirs}.bias" for ours, theirs in biased.items()}
+
+    @classmethod
+    def checkpoint_classes(cls) -> Sequence[str]:
+        """Llama and Mistral."""
+        return checkpoint.CLASSES
+
+    @classmethod
+    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
+        """See `checkpoint.metadata`."""
+        return checkpoint.metadata(config)
+
+    @classmethod
+    def checkpoint_tensor(
+        cls, name: str, array: npt.NDArray[np.float32], config: CheckpointConfig
+    ) -> npt.NDArray[np.float32]:
+        """See `checkpoint.tensor`."""
+        return checkpoint.tensor(name, array, config)
+
+    @classmethod
+    def checkpoint_extras(cls, config: CheckpointConfig) -> Mapping[str, npt.NDArray[np.float32]]:
+        """See `checkpoint.frequency_factors`."""
+        return checkpoint.frequency_factors(config)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

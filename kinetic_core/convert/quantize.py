@@ -1,0 +1,87 @@
+"""From float32 to the stored types: F32, F16, BF16, Q8_0. Plain vectorised NumPy, rounding to nearest, ties to even.
+
+`stored_type` decides which type a tensor gets, `quantize` makes its bytes; the layouts are those of
+`kinetic_core.gguf.BLOCK_FORMATS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic_core.errors import TensorError, describe
+from kinetic_core.gguf import BLOCK_FORMATS, GGMLType, RawTensor
+
+_FLOATS = npt.NDArray[np.float32]
+_ROWS = 4096 * 256
+"""Elements that are worked on at once, so that temporaries stay small."""
+_KEPT = ("norm", "conv.weight", "conv1d", "ffn_gate_inp", "ssm_a", "ssm_d", "ssm_dt", "exp_probs_b", "rope_freqs")
+
+
+def stored_type(name: str, shape: tuple[int, ...], wanted: GGMLType) -> GGMLType:
+    """The type of a tensor in a file of type `wanted`.
+
+    Vectors, norms, convolution kernels, routers and the small tensors of recurrences stay F32, as the kernels read
+    them. A row that is no whole number of blocks is stored as F16.
+    """
+    if len(shape) < 2 or any(part in name for part in _KEPT):
+        return GGMLType.F32
+    return GGMLType.F16 if shape[-1] % BLOCK_FORMATS[wanted].block_size else wanted
+
+
+def quantize(name: str, array: _FLOATS, type_: GGMLType) -> RawTensor:
+    """The stored form of f32[...]; TensorError names a tensor that holds no finite number or one too large."""
+    flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+    format_ = BLOCK_FORMATS[type_]
+    data = np.empty(format_.n_bytes(array.shape), np.uint8)
+    step = max(_ROWS // format_.block_size, 1) * format_.block_size
+    for start in range(0, flat.size, step):
+        part = flat[start : start + step]
+        largest = np.abs(part).max()
+        if not largest <= _LARGEST[type_]:
+            expected = f"finite numbers of at most {_LARGEST[type_]:g} in {type_.name}"
+            raise TensorError(describe(f"the tensor {name!r} cannot be stored", got=largest, expected=expected))
+        first = start // format_.block_size * format_.block_bytes
+        raw = _ENCODERS[type_](part)
+        data[first : first + raw.size] = raw
+    return RawTensor(data, type_, tuple(array.shape))
+
+
+def _f32(x: _FLOATS) -> npt.NDArray[np.uint8]:
+    return x.astype("<f4").view(np.uint8)
+
+
+def _f16(x: _FLOATS) -> npt.NDArray[np.uint8]:
+    return x.astype("<f2").view(np.uint8)
+
+
+def _bf16(x: _FLOATS) -> npt.NDArray[np.uint8]:
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").view(np.uint8)
+
+
+def _q8_0(x: _FLOATS) -> npt.NDArray[np.uint8]:
+    """Per block of 32: the scale that takes the largest to 127, as f16, and numbers rounded against what is stored."""
+    blocks = x.reshape(-1, 32)
+    out = np.empty(len(blocks), BLOCK_FORMATS[GGMLType.Q8_0].block_dtype)
+    out["d"] = np.abs(blocks).max(1) / np.float32(127)
+    scale = out["d"].astype(np.float32)[:, None]
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    out["qs"] = np.clip(np.rint(blocks * inverse), -127, 127)
+    return out.view(np.uint8)
+
+
+_ENCODERS: Mapping[GGMLType, Callable[[_FLOATS], npt.NDArray[np.uint8]]] = MappingProxyType(
+    {GGMLType.F32: _f32, GGMLType.F16: _f16, GGMLType.BF16: _bf16, GGMLType.Q8_0: _q8_0}
+)
+_LARGEST = MappingProxyType(
+    {
+        GGMLType.F32: float(np.finfo(np.float32).max),
+        GGMLType.F16: 65504.0,
+        GGMLType.BF16: 3.38e38,
+        GGMLType.Q8_0: 65504.0 * 127,
+    }
+)

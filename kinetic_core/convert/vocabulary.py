@@ -1,0 +1,224 @@
+"""From tokenizer.json and its companions to the ``tokenizer.*`` keys of a GGUF file: byte-level BPE only.
+
+The pre-tokenizer is recognised by what it does, never guessed: its pattern, whether text is normalised first, and
+whether whole pieces are looked up before merging must together be those of a known `tokenizer.ggml.pre`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kinetic_core.errors import TokenizerError, describe, shown
+from kinetic_core.interfaces import CheckpointConfig
+from kinetic_core.text.pretokenizers import PRE_TOKENIZERS
+from kinetic_core.text.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED
+
+MAX_JSON_BYTES = 200_000_000
+_DEFAULT_NAMES = ("llama-bpe", "dbrx", "qwen2", "qwen35", "smollm", "gpt-2")
+"""The name to write where the family has none of its own."""
+
+
+def vocabulary_metadata(folder: Path, family: str, n_tokens: int, config: CheckpointConfig) -> dict[str, Any]:
+    """The keys from ``tokenizer.ggml.model`` to ``tokenizer.chat_template``.
+
+    family: the file's architecture, whose own name among equal pre-tokenizers is preferred. n_tokens: rows of the
+    embeddings; numbers without a token become unused ones. Raises TokenizerError naming what is not supported.
+    """
+    path = folder / "tokenizer.json"
+    tokenizer = read_json(path)
+    settings = CheckpointConfig(
+        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {},
+        "tokenizer_config.json",
+    )
+    model = tokenizer.get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        got = model.get("type") if isinstance(model, dict) else model
+        raise _refused("this kind of tokenizer is not supported", path, shown(got), "BPE")
+    for key in ("byte_fallback", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if model.get(key):
+            raise _refused("this variant of BPE is not supported", path, f"{key} {shown(model[key])}", f"no {key}")
+    tokens, types = _tokens(path, model, tokenizer.get("added_tokens") or [], n_tokens)
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": _pre_tokenizer(path, tokenizer, family, bool(model.get("ignore_merges"))),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": _int32(types),
+        "tokenizer.ggml.merges": _merges(path, model.get("merges")),
+    }
+    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        token_id = _role(settings, config, role, ids)
+        if token_id is not None:
+            metadata[f"tokenizer.ggml.{key}_token_id"] = token_id
+    metadata["tokenizer.ggml.add_bos_token"] = "tokenizer.ggml.bos_token_id" in metadata and _adds_bos(
+        settings, tokenizer, tokens[metadata["tokenizer.ggml.bos_token_id"]]
+    )
+    metadata["tokenizer.ggml.add_eos_token"] = False
+    template = _chat_template(folder, settings)
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
+    return metadata
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; TokenizerError where it is missing, too long or no object."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise _refused("the file is too long", path, path.stat().st_size, f"at most {MAX_JSON_BYTES} bytes")
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise _refused("a file cannot be read", path, error.strerror or str(error), "a JSON file") from error
+    except (ValueError, RecursionError) as error:
+        raise _refused("the JSON cannot be read", path, str(error)[:80], "valid JSON in UTF-8") from error
+    if not isinstance(value, dict):
+        raise _refused("the file holds no object", path, shown(value), "a JSON object")
+    return value
+
+
+def _tokens(path: Path, model: dict[str, Any], added: Any, n_tokens: int) -> tuple[list[str], list[int]]:
+    """Texts and types by number: 3 special, 4 added otherwise, 5 where there is none, else 1."""
+    vocab = model.get("vocab")
+    if not isinstance(vocab, dict) or not isinstance(added, list):
+        raise _refused("the vocabulary cannot be read", path, shown(vocab), "texts to numbers, and added_tokens")
+    tokens: list[str | None] = [None] * n_tokens
+    types = [UNUSED] * n_tokens
+    entries = [(text, token_id, NORMAL) for text, token_id in vocab.items()]
+    for entry in added:
+        text, token_id = (entry.get("content"), entry.get("id")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(text, str) or entry.get("lstrip") or entry.get("rstrip") or entry.get("single_word"):
+            expected = "a text that takes no neighbouring space along"
+            raise _refused("an added token is not supported", path, shown(entry), expected)
+        entries.append((text, token_id, CONTROL if entry.get("special") else USER_DEFINED))
+    for text, token_id, token_type in entries:
+        if type(token_id) is not int or not 0 <= token_id < n_tokens:
+            raise _refused(f"the number of the token {text[:40]!r}", path, shown(token_id), f"0 to {n_tokens - 1}")
+        if tokens[token_id] not in (None, text):
+            raise _refused("two tokens have one number", path, f"{token_id} twice", "one token each")
+        tokens[token_id], types[token_id] = text, token_type
+    return [f"[unused {i}]" if text is None else text for i, text in enumerate(tokens)], types
+
+
+def _int32(types: list[int]) -> Any:
+    import numpy as np
+
+    return np.array(types, np.int32)
+
+
+def _merges(path: Path, merges: Any) -> list[str]:
+    """Pairs "left right", from either of the forms that files have."""
+    if isinstance(merges, list):
+        joined = [" ".join(m) if isinstance(m, list) and all(isinstance(t, str) for t in m) else m for m in merges]
+        if all(isinstance(m, str) and m.count(" ") == 1 for m in joined):
+            return joined
+    raise _refused("the merges cannot be read", path, shown(merges), "pairs of texts without spaces")
+
+
+def _pre_tokenizer(path: Path, tokenizer: dict[str, Any], family: str, whole_tokens: bool) -> str:
+    """The `tokenizer.ggml.pre` that does the same; TokenizerError shows what was found where none does."""
+    pre, normalizer = _section(path, tokenizer, "pre_tokenizer"), _section(path, tokenizer, "normalizer")
+    stages = pre.get("pretokenizers") if pre.get("type") == "Sequence" else [pre] if pre else []
+    pattern, digits_alone, bytes_seen = None, False, False
+    if not isinstance(stages, list):
+        raise _refused("the pre-tokenizer is not supported", path, shown(pre, 300), "a list of stages")
+    for stage in stages:
+        kind = stage.get("type") if isinstance(stage, dict) else None
+        if bytes_seen:
+            kind = "a stage after ByteLevel"
+        if kind == "Digits" and stage.get("individual_digits") and pattern is None:
+            digits_alone = True
+        elif kind == "Split" and pattern is None and stage.get("behavior") == "Isolated" and not stage.get("invert"):
+            given = stage.get("pattern")
+            pattern = given.get("Regex") if isinstance(given, dict) else None
+            if pattern is None:
+                raise _refused("the pre-tokenizer is not supported", path, shown(stage, 300), "a Split by a Regex")
+        elif kind == "ByteLevel" and not stage.get("add_prefix_space"):
+            if stage.get("use_regex", True) != (pattern is None):
+                raise _refused("the pre-tokenizer is not supported", path, shown(stage, 300), "one split")
+            bytes_seen = True
+        else:
+            raise _refused("the pre-tokenizer is not supported", path, shown(stage, 300), "a known one")
+    if not bytes_seen:
+        raise _refused("the pre-tokenizer is not supported", path, shown(pre, 300), "ByteLevel as the last stage")
+    nfc = normalizer.get("type") == "NFC"
+    if normalizer and not nfc:
+        raise _refused("the normalizer is not supported", path, shown(normalizer, 300), "none or NFC")
+    wanted = (pattern, digits_alone, nfc, whole_tokens)
+    equal = [
+        name
+        for name, spec in PRE_TOKENIZERS.items()
+        if (spec.pattern, spec.digits_alone, spec.nfc, spec.whole_tokens) == wanted
+    ]
+    own = [name for name in equal if name == family or (name == "lfm2" and family.startswith("lfm"))]
+    for name in (*own, *_DEFAULT_NAMES):
+        if name in equal:
+            return name
+    got = f"pattern {shown(pattern, 300)}, digits alone {digits_alone}, NFC {nfc}, whole tokens first {whole_tokens}"
+    raise _refused("no known pre-tokenizer does the same", path, got, f"that of one of {', '.join(PRE_TOKENIZERS)}")
+
+
+def _section(path: Path, tokenizer: dict[str, Any], key: str) -> dict[str, Any]:
+    value = tokenizer.get(key) or {}
+    if not isinstance(value, dict):
+        raise _refused(f"{key!r} cannot be read", path, shown(value), "an object or null")
+    return value
+
+
+def _role(settings: CheckpointConfig, config: CheckpointConfig, role: str, ids: dict[str, int]) -> int | None:
+    """The number of the bos, eos or pad token: tokenizer_config.json's text, else config.json's number."""
+    key = f"{role}_token"
+    if key in settings:
+        value = settings.values[key]
+        text = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(text, str) or text not in ids:
+            raise settings.refused(key, "a token of tokenizer.json")
+        return ids[text]
+    if key in settings.values:  # null: the tokenizer has none
+        return None
+    value = config.values.get(f"{key}_id")
+    if isinstance(value, list):  # several end a turn; the first is the one to write
+        value = value[0] if value else None
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < len(ids):
+        raise config.refused(f"{key}_id", f"0 to {len(ids) - 1}")
+    return value
+
+
+def _adds_bos(settings: CheckpointConfig, tokenizer: dict[str, Any], bos: str) -> bool:
+    """Whether encoding puts BOS first: the setting, or a template in tokenizer.json that begins with it."""
+    found = _template_begins_with(tokenizer.get("post_processor"), bos)
+    return bool(settings.get_bool("add_bos_token", default=found))
+
+
+def _template_begins_with(processor: Any, bos: str) -> bool:
+    if not isinstance(processor, dict):
+        return False
+    if processor.get("type") == "Sequence":
+        return any(_template_begins_with(part, bos) for part in processor.get("processors") or [])
+    single = processor.get("single") if processor.get("type") == "TemplateProcessing" else None
+    first = single[0] if isinstance(single, list) and single else None
+    special = first.get("SpecialToken") if isinstance(first, dict) else None
+    return isinstance(special, dict) and special.get("id") == bos
+
+
+def _chat_template(folder: Path, settings: CheckpointConfig) -> str | None:
+    """chat_template.jinja, else tokenizer_config.json's, of several the one called default."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _refused("the chat template cannot be read", path, str(error)[:80], "a text in UTF-8") from error
+    value = settings.values.get("chat_template")
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    if value is not None and not isinstance(value, str):
+        raise settings.refused("chat_template", "a text, or a list with one called default")
+    return value
+
+
+def _refused(what: str, where: Path, got: object, expected: str) -> TokenizerError:
+    return TokenizerError(describe(what, where=str(where), got=got, expected=expected))

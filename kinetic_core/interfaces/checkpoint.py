@@ -1,0 +1,96 @@
+"""A checkpoint's config.json as an architecture reads it: typed, and every error names the key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kinetic_core.errors import MetadataError, describe, shown
+
+_REQUIRED: Any = object()
+
+
+class CheckpointConfig:
+    """The keys of a config.json, read with their types; null counts as absent.
+
+    values: the parsed object. where: how messages call it.
+
+    A reader names one key or several that mean the same in older and newer files; the first that is there is taken.
+    Without a default a missing key raises MetadataError, as does any value of another type.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+        self.values = values
+        self.where = where
+
+    def __contains__(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def get_int(self, *keys: str, default: Any = _REQUIRED, minimum: int = 0) -> Any:
+        """A whole number of at least `minimum`."""
+        key, value = self._find(keys, default)
+        if key is None:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**32:
+            raise self._refused(key, value, f"a whole number from {minimum} to {2**32 - 1}")
+        return value
+
+    def get_float(self, *keys: str, default: Any = _REQUIRED) -> Any:
+        """A finite number."""
+        key, value = self._find(keys, default)
+        if key is None:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self._refused(key, value, "a finite number")
+        return float(value)
+
+    def get_bool(self, *keys: str, default: Any = _REQUIRED) -> Any:
+        """True or false."""
+        return self._typed(keys, default, bool, "true or false")
+
+    def get_str(self, *keys: str, default: Any = _REQUIRED) -> Any:
+        """A text."""
+        return self._typed(keys, default, str, "a text")
+
+    def get_strings(self, *keys: str, default: Any = _REQUIRED) -> Any:
+        """A list of texts, as a tuple."""
+        key, value = self._find(keys, default)
+        if key is None:
+            return value
+        if not isinstance(value, list | tuple) or not all(isinstance(element, str) for element in value):
+            raise self._refused(key, value, "a list of texts")
+        return tuple(value)
+
+    def section(self, key: str) -> CheckpointConfig:
+        """The object under `key`, empty where the key is absent."""
+        value = self._typed((key,), {}, dict, "an object")
+        return CheckpointConfig(value, f"{self.where}, {key}")
+
+    def expect(self, key: str, expected: Any) -> None:
+        """Refuse any value but `expected` or none: models of another variant than the family's code covers."""
+        value = self.values.get(key)
+        if value is not None and value != expected:
+            raise self._refused(key, value, f"{expected!r} or no such key")
+
+    def refused(self, key: str, expected: str) -> MetadataError:
+        """The error for a value of `key` that the family cannot use."""
+        return self._refused(key, self.values.get(key), expected)
+
+    def _typed(self, keys: tuple[str, ...], default: Any, kind: type, expected: str) -> Any:
+        key, value = self._find(keys, default)
+        if key is not None and not isinstance(value, kind):
+            raise self._refused(key, value, expected)
+        return value
+
+    def _find(self, keys: tuple[str, ...], default: Any) -> tuple[str | None, Any]:
+        for key in keys:
+            if key in self:
+                return key, self.values[key]
+        if default is _REQUIRED:
+            raise MetadataError(describe("a key is missing", where=self.where, expected=" or ".join(map(repr, keys))))
+        return None, default
+
+    def _refused(self, key: str, value: Any, expected: str) -> MetadataError:
+        where = f"{self.where}, key {key!r}"
+        return MetadataError(describe("a key cannot be used", where=where, got=shown(value), expected=expected))

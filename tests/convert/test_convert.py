@@ -1,0 +1,234 @@
+"""Checkpoints convert to the files they came from, to the bit, and what cannot be converted is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import DATA, LLAMA3, write_checkpoint, write_safetensors
+
+from kinetic_core.convert import convert
+from kinetic_core.engine.model import load
+from kinetic_core.errors import (
+    KineticError,
+    MetadataError,
+    RequestError,
+    TensorError,
+    TokenizerError,
+    UnsupportedModelError,
+)
+from kinetic_core.gguf import GGMLType, dequantize, open_model_file, read_tensor
+
+FILES = {
+    "llama-f32.gguf": "f32",
+    "lfm2-bf16.gguf": "bf16",
+    "lfm2moe-bf16.gguf": "bf16",
+    "lfm3-bf16.gguf": "bf16",
+    "lfm3deep-f32.gguf": "f32",
+    "granitehybrid-bf16.gguf": "bf16",
+    "granitehybridmoe-bf16.gguf": "bf16",
+}
+NOT_THE_MODELS = ("general.", "lfm2moe.expert_weights")
+"""Keys that name the file, or say what is so without them."""
+
+
+@pytest.mark.parametrize(("file", "type_"), FILES.items())
+def test_converted_equals_the_golden_file(tmp_path: Path, file: str, type_: str):
+    out = tmp_path / "out.gguf"
+    folder = write_checkpoint(tmp_path / "checkpoint", file, shards=3 if "lfm2" in file else 1)
+    done = convert(folder, out, type_)
+    with open_model_file(DATA / file) as golden, open_model_file(out) as made:
+        assert done.architecture == made.architecture == golden.architecture
+        assert set(made.tensors) == set(golden.tensors)
+        for name, info in golden.tensors.items():
+            assert (made.tensors[name].type, made.tensors[name].shape) == (info.type, info.shape), name
+            assert made.tensor_bytes(name).tobytes() == golden.tensor_bytes(name).tobytes(), name
+        for key, value in golden.metadata.raw.items():
+            if not key.startswith(NOT_THE_MODELS) and key != "tokenizer.ggml.add_sep_token":
+                optional = key.endswith(("attention.value_length", "attention.key_length", "rope.dimension_count"))
+                if key in made.metadata or not optional:
+                    assert np.array_equal(made.metadata.raw[key], value), key
+
+
+@pytest.mark.parametrize("file", ["llama-f32.gguf", "lfm3deep-f32.gguf"])
+def test_the_logits_are_the_golden_files(tmp_path: Path, file: str):
+    convert(write_checkpoint(tmp_path / "checkpoint", file), tmp_path / "out.gguf", "f32")
+    tokens = list(range(3, 40))
+    golden, made = (
+        load(str(path), backend="reference", kv="f32", ctx=64).logits(tokens)
+        for path in (DATA / file, tmp_path / "out.gguf")
+    )
+    assert np.array_equal(golden, made)
+
+
+def test_q8_0_is_within_half_a_step(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "checkpoint", "llama-f32.gguf")
+    done = convert(folder, tmp_path / "out.gguf", "q8_0")
+    assert done.n_tensors["Q8_0"] == 15
+    with open_model_file(DATA / "llama-f32.gguf") as golden, open_model_file(tmp_path / "out.gguf") as made:
+        for name, info in made.tensors.items():
+            exact, stored = read_tensor(golden, name), read_tensor(made, name)
+            if info.type != GGMLType.Q8_0:
+                assert np.array_equal(exact, stored)
+                continue
+            steps = np.abs(exact.reshape(-1, 32)).max(1) / 127
+            error = np.abs(exact - stored).reshape(-1, 32).max(1)
+            assert (error <= steps * 0.5 * 1.001 + steps * 127 * 2**-11).all(), name
+            assert error.max() > 0
+
+
+def test_rows_of_no_whole_block_become_f16(tmp_path: Path):
+    from kinetic_core.convert.quantize import quantize, stored_type
+
+    assert stored_type("blk.0.ffn_down.weight", (64, 48), GGMLType.Q8_0) == GGMLType.F16
+    assert stored_type("blk.0.ffn_gate_inp.weight", (64, 64), GGMLType.Q8_0) == GGMLType.F32
+    for type_, value in ((GGMLType.F16, 1e6), (GGMLType.F32, np.nan), (GGMLType.Q8_0, np.inf)):
+        with pytest.raises(TensorError, match="'odd' cannot be stored"):
+            quantize("odd", np.full((1, 32), value, np.float32), type_)
+
+
+@pytest.mark.parametrize("type_", [GGMLType.F16, GGMLType.BF16])
+def test_rounding_is_to_the_nearest_even(type_: GGMLType):
+    from kinetic_core.convert.quantize import quantize
+
+    bits = 7 if type_ == GGMLType.BF16 else 10
+    step = 2.0**-bits
+    x = np.array([[1 + step / 2, 1 + 1.5 * step, 1 + 0.51 * step, -1 - step / 2]], np.float32)
+    raw = quantize("x", x, type_)
+    expected = [1, 1 + 2 * step, 1 + step, -1]
+    assert dequantize(raw.to_bytes(), type_, x.shape).tolist() == [expected]
+
+
+def test_llama3_frequency_factors(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "checkpoint", "llama-f32.gguf")
+    edit(folder / "config.json", rope_scaling={"rope_type": "llama3", **LLAMA3})
+    convert(folder, tmp_path / "out.gguf", "f32")
+    with open_model_file(tmp_path / "out.gguf") as made:
+        factors = read_tensor(made, "rope_freqs.weight")
+    wavelengths = 2 * np.pi * 100000.0 ** (np.arange(32) / 32)
+    assert factors.shape == (32,)
+    assert (factors[wavelengths < 256 / 4] == 1).all()
+    assert (factors[wavelengths > 256] == 8).all()
+    between = factors[(wavelengths > 256 / 4) & (wavelengths < 256)]
+    assert between.size
+    assert (between > 1).all()
+    assert (between < 8).all()
+
+
+def edit(path: Path, **changes: Any) -> None:
+    values = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(values | changes), "utf-8")
+
+
+def edit_model(path: Path, **changes: Any) -> None:
+    values = json.loads(path.read_text("utf-8"))
+    values["model"] |= changes
+    path.write_text(json.dumps(values), "utf-8")
+
+
+REFUSED: list[tuple[str, dict[str, Any], type[KineticError], str]] = [
+    ("config.json", {"architectures": ["GPT2LMHeadModel"]}, UnsupportedModelError, "GPT2LMHeadModel"),
+    ("config.json", {"rope_scaling": {"rope_type": "yarn"}}, MetadataError, "rope_type.*yarn"),
+    ("config.json", {"hidden_act": "gelu"}, MetadataError, "hidden_act.*gelu"),
+    ("config.json", {"num_attention_heads": None}, MetadataError, "num_attention_heads"),
+    ("config.json", {"num_hidden_layers": "2"}, MetadataError, "num_hidden_layers"),
+    ("config.json", {"num_hidden_layers": 1}, TensorError, r"does not know.*model\.layers\.1"),
+    ("config.json", {"num_hidden_layers": 3}, MetadataError, "block_count"),
+    ("config.json", {"intermediate_size": 256}, TensorError, "ffn"),
+    ("tokenizer.json", {"pre_tokenizer": {"type": "Metaspace"}}, TokenizerError, "Metaspace"),
+    ("tokenizer.json", {"pre_tokenizer": None}, TokenizerError, "ByteLevel"),
+    ("tokenizer.json", {"pre_tokenizer": [1]}, TokenizerError, "pre_tokenizer"),
+    ("tokenizer.json", {"normalizer": {"type": "NFKC"}}, TokenizerError, "NFKC"),
+    ("tokenizer.json", {"model": {"type": "Unigram"}}, TokenizerError, "Unigram"),
+    ("tokenizer.json", {"added_tokens": [{"id": 5000, "content": "x"}]}, TokenizerError, "5000"),
+    ("tokenizer.json", {"added_tokens": [{"id": 0, "content": "x", "lstrip": True}]}, TokenizerError, "lstrip"),
+    ("tokenizer_config.json", {"eos_token": "nowhere"}, MetadataError, "eos_token.*nowhere"),
+]
+
+
+@pytest.mark.parametrize(("file", "changes", "error", "message"), REFUSED)
+def test_refused_by_name(tmp_path: Path, file: str, changes: dict[str, Any], error: type[KineticError], message: str):
+    folder = write_checkpoint(tmp_path / "checkpoint", "llama-f32.gguf")
+    edit(folder / file, **changes)
+    with pytest.raises(error, match=message):
+        convert(folder, tmp_path / "out.gguf", "f32")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
+
+
+def test_a_pattern_that_no_known_tokenizer_has_is_refused(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "checkpoint", "lfm3deep-f32.gguf")
+    split = {"type": "Split", "pattern": {"Regex": r"\p{L}+"}, "behavior": "Isolated"}
+    stages = [split, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]
+    edit(folder / "tokenizer.json", pre_tokenizer={"type": "Sequence", "pretokenizers": stages})
+    with pytest.raises(TokenizerError, match=r"no known pre-tokenizer.*L"):
+        convert(folder, tmp_path / "out.gguf", "f32")
+
+
+def test_the_whole_token_rule_chooses_the_name(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "checkpoint", "lfm3deep-f32.gguf")
+    edit_model(folder / "tokenizer.json", ignore_merges=False)
+    convert(folder, tmp_path / "out.gguf", "f32")
+    with open_model_file(tmp_path / "out.gguf") as made:
+        assert made.metadata.get_str("tokenizer.ggml.pre") == "dbrx"
+
+
+def test_sampling_template_and_tied_output(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "checkpoint", "llama-f32.gguf")
+    (folder / "generation_config.json").write_text('{"temperature": 0.25, "top_k": 7, "eos_token_id": [1, 2]}')
+    (folder / "chat_template.jinja").write_text("{{ 'hello' }}")
+    convert(folder, tmp_path / "out.gguf", "f32")
+    with open_model_file(tmp_path / "out.gguf") as made:
+        assert made.metadata.get_float("general.sampling.temp") == 0.25
+        assert made.metadata.get_int("general.sampling.top_k") == 7
+        assert made.metadata.get_str("tokenizer.chat_template") == "{{ 'hello' }}"
+    with pytest.raises(RequestError, match="exists already"):
+        convert(folder, tmp_path / "out.gguf", "f32")
+    convert(folder, tmp_path / "out.gguf", "f16", overwrite=True)
+    with pytest.raises(RequestError, match="q4_k_m"):
+        convert(folder, tmp_path / "other.gguf", "q4_k_m")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}, "F8_E4M3"),
+        ({"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}, "F32"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "4 bytes, expected 8 bytes"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "outside the file"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}, "outside the file"),
+        ({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}, "shape"),
+        ({"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}, "shape"),
+        ({"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 4]}, "do not match"),
+        ([], "no object"),
+    ],
+)
+def test_damaged_safetensors(tmp_path: Path, entry: Any, message: str):
+    from kinetic_core.convert.safetensors import read_table
+
+    header = json.dumps({"x": entry}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(TensorError, match=message):
+        read_table(path)
+
+
+@pytest.mark.parametrize("raw", [b"", b"1234567", (2**63).to_bytes(8, "little") + b"{}", b"\x02" + bytes(7) + b"[]"])
+def test_a_header_that_cannot_be(tmp_path: Path, raw: bytes):
+    from kinetic_core.convert.safetensors import read_table
+
+    (tmp_path / "x").write_bytes(raw)
+    with pytest.raises(TensorError, match="header"):
+        read_table(tmp_path / "x")
+
+
+def test_an_index_does_not_lead_outside(tmp_path: Path):
+    from kinetic_core.convert.safetensors import INDEX_NAME, read_checkpoint
+
+    (tmp_path / "in").mkdir()
+    write_safetensors(tmp_path / "out.safetensors", {"x": (np.ones(1, np.float32), "F32")})
+    (tmp_path / "in" / INDEX_NAME).write_text('{"weight_map": {"x": "../out.safetensors"}}')
+    with pytest.raises(TensorError, match="weight_map"):
+        read_checkpoint(tmp_path / "in")
