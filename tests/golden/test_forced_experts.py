@@ -72,7 +72,7 @@ def rms(got: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("family", "quantized"), MIXTURES, ids=[f"{family.name}-{quantized}" for family, quantized in MIXTURES]
 )
-def test_logits_with_the_references_choice_of_experts(family: Family, quantized: str):
+def test_logits_with_the_references_choice_of_experts(family: Family, quantized: str) -> None:
     data = golden(family.name)
     ids, expected = data["ids"], data[f"logits_{quantized}"]
     with open_golden(f"{family.name}-{quantized}") as source:
