@@ -9,6 +9,7 @@ class TestToy(ArchitectureConformance):
 
 from kinetic_core.conformance.architecture import ArchitectureConformance
 from kinetic_core.conformance.backend import BackendConformance
+from kinetic_core.conformance.cache import CacheConformance
 from kinetic_core.conformance.drafter import DrafterConformance
 from kinetic_core.conformance.head import HeadConformance
 from kinetic_core.conformance.suite import Case, Clause, ClauseFailure, Conformance, NotApplicable
@@ -16,6 +17,7 @@ from kinetic_core.conformance.suite import Case, Clause, ClauseFailure, Conforma
 __all__ = [
     "ArchitectureConformance",
     "BackendConformance",
+    "CacheConformance",
     "Case",
     "Clause",
     "ClauseFailure",

@@ -14,6 +14,7 @@ import numpy as np
 from kinetic_core import __version__
 from kinetic_core.conformance.architecture import ArchitectureConformance
 from kinetic_core.conformance.backend import BackendConformance
+from kinetic_core.conformance.cache import CacheConformance
 from kinetic_core.conformance.drafter import DrafterConformance
 from kinetic_core.conformance.head import HeadConformance
 from kinetic_core.conformance.on_models import registered_backend
@@ -27,6 +28,7 @@ SUITES: dict[str, type[Conformance]] = {
     "architecture": ArchitectureConformance,
     "backend": BackendConformance,
     "drafter": DrafterConformance,
+    "cache": CacheConformance,
     "head": HeadConformance,
 }
 """Kind -> its suite."""

@@ -80,7 +80,7 @@ def test_nothing_to_check_is_a_failure(kinetic: Command, plugins: Any) -> None:
     plugins(None)
     ended = kinetic("conform", "toy", "--backend", "reference")
     assert ended.status == 1
-    kinds = "architecture, backend, drafter, head"
+    kinds = "architecture, backend, drafter, cache, head"
     assert ended.err == f"error: nothing was checked: got toy, expected a plugin that registers one of: {kinds}\n"
 
 

@@ -1,4 +1,4 @@
-"""The suites of backends, drafters and heads: what is right passes, and something broken fails at each clause."""
+"""The suites of backends, drafters, caches and heads: what is right passes, what is broken fails at its clause."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import re
 from typing import Any
 
 import broken
+import caches
 import pytest
 
-from kinetic_core.conformance import BackendConformance, Case, ClauseFailure, DrafterConformance, HeadConformance
+from kinetic_core.conformance import (
+    BackendConformance,
+    CacheConformance,
+    Case,
+    ClauseFailure,
+    DrafterConformance,
+    HeadConformance,
+)
 from kinetic_core.conformance.runner import run_suite
 from kinetic_core.conformance.suite import Conformance
 from kinetic_core.plugins import Plugin
 from kinetic_core.reference.backend import ReferenceBackend
+from kinetic_core.reference.cache import NullCache
 from kinetic_core.reference.drafter import NullDrafter
 from kinetic_core.reference.head import FullHead
 
@@ -61,6 +70,14 @@ HEADS: dict[str, tuple[Any, str]] = {
     "HEAD-02": (broken.ReversedHead, "got the tokens"),
     "HEAD-03": (broken.ScaledHead, "the scores are not the full output layer's"),
     "HEAD-04": (broken.ScaledHead, "a wanted row among few"),
+}
+CACHES: dict[str, tuple[Any, str]] = {
+    "CACHE-01": (caches.StaleStates, "tokens from the cache"),
+    "CACHE-02": (caches.SharesAmongTenants, "is found with the salt ''"),
+    "CACHE-03": (caches.KeepsAll, "blocks stay with the cache"),
+    "CACHE-04": (caches.Leaks, "blocks and 0 slots are still in use after clear"),
+    "CACHE-05": (caches.WantsThePast, "snapshots are wanted at [128]"),
+    "CACHE-06": (caches.RemembersAll, "say survives_restart=False, a new cache finds 260 tokens"),
 }
 
 
@@ -112,13 +129,31 @@ def test_a_broken_head_fails_at_its_clause(clause_id: str) -> None:
     check(good, make(HeadConformance, target, backend="reference"), clause_id, words, None)
 
 
+@pytest.mark.parametrize("clause_id", CACHES)
+def test_a_broken_cache_fails_at_its_clause(clause_id: str) -> None:
+    target, words = CACHES[clause_id]
+    good = make(CacheConformance, caches.Keeper, backend="reference")
+    check(good, make(CacheConformance, target, backend="reference"), clause_id, words, None)
+
+
+def test_a_cache_that_finds_other_tokens_fails() -> None:
+    suite = make(CacheConformance, caches.FindsTooMuch, backend="reference")
+    with pytest.raises(ClauseFailure, match="270 tokens are found, expected at most the 269"):
+        case_of(suite, "CACHE-02").run()
+    suite.close()
+
+
 def test_every_clause_has_something_broken() -> None:
     assert list(BACKENDS) == [clause.id for clause in BackendConformance.clauses()]
     assert list(DRAFTERS) == [clause.id for clause in DrafterConformance.clauses()]
+    assert list(CACHES) == [clause.id for clause in CacheConformance.clauses()]
     assert list(HEADS) == [clause.id for clause in HeadConformance.clauses()]
 
 
-@pytest.mark.parametrize(("kind", "target"), [(DrafterConformance, NullDrafter), (HeadConformance, FullHead)])
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [(DrafterConformance, NullDrafter), (CacheConformance, NullCache), (HeadConformance, FullHead)],
+)
 def test_the_references_conform(kind: type[Conformance], target: Any) -> None:
     report = run_suite(make(kind, target), Plugin("builtins", "kinetic_core.builtins", "kinetic-core", "0"))
     assert report.conforms, [result for result in report.results if result.outcome == "failed"]
