@@ -112,9 +112,12 @@ def test_info_of_the_miniature(kinetic: Any) -> None:
     assert "prediction:        no" in out and "recurrent state:   11.3 kB per sequence" in out
 
 
-def test_info_without_the_plugin_says_what_to_install(kinetic: Any, tmp_path: Path) -> None:
+def test_info_without_the_plugin_says_what_to_install(
+    kinetic: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import numpy as np
 
+    monkeypatch.setenv("KINETIC_PLUGINS", "-kinetic-arch-qwen35")
     path = tmp_path / "q.gguf"
     metadata = {
         "general.architecture": "qwen35",

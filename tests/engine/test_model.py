@@ -170,7 +170,10 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         ("granitehybrid", "kinetic-arch-granite"),
     ],
 )
-def test_a_family_without_its_package_names_it(tmp_path: Path, family: str, package: str) -> None:
+def test_a_family_without_its_package_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, package: str
+) -> None:
+    monkeypatch.setenv("KINETIC_PLUGINS", f"-{package}")
     path = tmp_path / "family.gguf"
     write_gguf(path, {"general.architecture": family}, {"a": np.zeros(32, np.float32)})
     with pytest.raises(UnsupportedModelError, match=f"pip install {package}"):
