@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ def test_info_without_the_plugin_says_what_to_install(
 ) -> None:
     import numpy as np
 
-    monkeypatch.setenv("KINETIC_PLUGINS", "-kinetic-arch-qwen35")
+    points = [point for point in entry_points(group="kinetic") if point.name != "qwen35"]
+    monkeypatch.setattr("kinetic_core.plugins.entry_points", lambda group: points)
     path = tmp_path / "q.gguf"
     metadata = {
         "general.architecture": "qwen35",
