@@ -8,6 +8,21 @@ class TestToy(ArchitectureConformance):
 """
 
 from kinetic_core.conformance.architecture import ArchitectureConformance
+from kinetic_core.conformance.backend import BackendConformance
+from kinetic_core.conformance.cache import CacheConformance
+from kinetic_core.conformance.drafter import DrafterConformance
+from kinetic_core.conformance.head import HeadConformance
 from kinetic_core.conformance.suite import Case, Clause, ClauseFailure, Conformance, NotApplicable
 
-__all__ = ["ArchitectureConformance", "Case", "Clause", "ClauseFailure", "Conformance", "NotApplicable"]
+__all__ = [
+    "ArchitectureConformance",
+    "BackendConformance",
+    "CacheConformance",
+    "Case",
+    "Clause",
+    "ClauseFailure",
+    "Conformance",
+    "DrafterConformance",
+    "HeadConformance",
+    "NotApplicable",
+]

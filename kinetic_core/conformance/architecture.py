@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from kinetic_core.conformance import agreement, answers, lowerings, prediction, recorded, rows, states
 from kinetic_core.conformance.models import ModelFamily, TinyModel
-from kinetic_core.conformance.suite import Case, Conformance, Scope, clause
+from kinetic_core.conformance.on_models import OnModels, registered_backend
+from kinetic_core.conformance.suite import Conformance, clause
 from kinetic_core.interfaces import KernelBackend
 
 FORMATS = ("F32", "Q8_0", "Q4_0")
 """Tensor formats of the models: exact, quantized with 8 bits, and with 4."""
 
-_FAMILIES: dict[type[Conformance], ModelFamily] = {}
 
-
-def registered_backend(backend: str | type[KernelBackend]) -> type[KernelBackend]:
-    """The class of a backend that is named or given."""
-    if not isinstance(backend, str):
-        return backend
-    from kinetic_core.plugins import load_registry
-
-    return load_registry().get("backend", backend)
-
-
-class ArchitectureConformance(Conformance, kind="architecture"):
+class ArchitectureConformance(OnModels, Conformance, kind="architecture"):
     """Proves an architecture exact on random models of every variant that its `tiny()` declares::
 
         class TestToy(ArchitectureConformance):
@@ -39,35 +29,9 @@ class ArchitectureConformance(Conformance, kind="architecture"):
     formats: ClassVar[Sequence[str]] = FORMATS
 
     @classmethod
-    def family(cls) -> ModelFamily:
-        """The tiny models, made at the first call."""
-        if cls not in _FAMILIES:
-            _FAMILIES[cls] = ModelFamily(cls.target, cls.name, registered_backend(cls.backend), cls.formats)
-        return _FAMILIES[cls]
-
-    @classmethod
-    def subjects(cls, scope: Scope) -> Iterable[str]:
-        """``variant`` or ``variant-FORMAT``."""
-        return list(cls.family().variants) if scope == "variant" else list(cls.family().labels())
-
-    @classmethod
-    def check(cls, case: Case) -> None:
-        """Run the method on the family or on one model."""
-        family = cls.family()
-        method: Any = getattr(cls(), case.clause.method)
-        if case.clause.scope == "plugin":
-            method(family)
-        elif case.clause.scope == "variant":
-            method(family.model(f"{case.subject}-F32"))
-        else:
-            method(family.model(case.subject))
-
-    @classmethod
-    def close(cls) -> None:
-        """Close the loaded model."""
-        family = _FAMILIES.pop(cls, None)
-        if family is not None:
-            family.close()
+    def make_family(cls) -> ModelFamily:
+        """Every variant of the target, on the backend."""
+        return ModelFamily(cls.target, cls.name, registered_backend(cls.backend), cls.formats)
 
     @clause("ARCH-01", "A prompt in one batch gives every row the bits that tokens run one by one give.")
     def batch(self, model: TinyModel) -> None:

@@ -141,6 +141,7 @@ class ModelFamily:
     """The tiny models of a suite, of which one at a time is loaded.
 
     architecture, name: the class and its ``general.architecture``. backend: what they run on.
+    variants: which of the architecture's variants; all of them by default. head: their output head.
     formats: tensor formats; one that no tensor of a variant can be stored in is left out for that variant.
     """
 
@@ -151,12 +152,14 @@ class ModelFamily:
         backend: type[KernelBackend],
         formats: Sequence[str],
         variants: Callable[[TinyVariant], bool] = lambda variant: True,
+        head: type[OutputHead] = FullHead,
     ) -> None:
         self.architecture = architecture
         self.name = name
         self.backend = backend
         self.formats = tuple(formats)
         self._chosen = variants
+        self._head = head
         self._current: tuple[str, TinyModel] | None = None
         self._digests: dict[str, dict[str, str]] = {}
 
@@ -176,7 +179,7 @@ class ModelFamily:
                     yield f"{variant.name}-{tensor_type}"
 
     def _make(self, variant: TinyVariant, tensor_type: str) -> TinyModel:
-        return TinyModel(self.architecture, self.name, variant, tensor_type, self.backend)
+        return TinyModel(self.architecture, self.name, variant, tensor_type, self.backend, self._head)
 
     def model(self, label: str) -> TinyModel:
         """The model of this label; another one that was loaded is closed."""

@@ -10,6 +10,7 @@ import numpy as np
 from kinetic_core.conformance.models import TinyModel
 from kinetic_core.conformance.steps import Part, make_batch, prompt, require_bytes, require_rows, run, step
 from kinetic_core.conformance.suite import Fault, NotApplicable
+from kinetic_core.errors import BackendError
 from kinetic_core.interfaces import Executable, SequenceRows
 
 LONG, SHORT = 263, 41
@@ -17,6 +18,8 @@ LONG, SHORT = 263, 41
 
 TREE = ((11, 2), (12, 3), (13, 2), (14, 4), (15, 5), (16, 7))
 """After 3 committed rows (offsets 0 to 2): offsets 3 to 8; 3 and 5 follow the last committed row, 4 follows 3, ..."""
+TREE_LEAVES = {(11, 12, 14): (3, 4, 6), (13, 15, 16): (5, 7, 8)}
+"""The tree's longest paths, and the offsets of their rows."""
 TREE_PATHS = {3: (11,), 4: (11, 12), 5: (13,), 6: (11, 12, 14), 7: (13, 15), 8: (13, 15, 16)}
 
 
@@ -110,10 +113,11 @@ def draft_row_equals_its_path(model: TinyModel) -> None:
         neighbour = Part(model.tokens(6, 5), 0, (2,), 1)
         table = (0, 1)
         rows = step(executable, Part(committed, start, table, drafts=tree(model.vocab)), neighbour)[0]
-        for offset, path in TREE_PATHS.items():
+        for path, offsets in TREE_LEAVES.items():
             expected, _ = model.plain((*before, *committed, *folded(path, model.vocab)))
-            what = f"the draft at offset {offset} of a tree at position {start + 3} against its path alone"
-            require_rows(rows[offset : offset + 1], expected[-1:], what, offset)
+            for depth, offset in enumerate(offsets, start + 3):
+                what = f"the draft at offset {offset} of a tree at position {start + 3} against its path alone"
+                require_rows(rows[offset : offset + 1], expected[depth : depth + 1], what, offset)
 
 
 def drafts_leave_no_trace(model: TinyModel) -> None:
@@ -176,8 +180,6 @@ def _commit_over_an_edge(model: TinyModel) -> None:
 def commits_only_paths(model: TinyModel) -> None:
     """What is no path of drafts is refused and changes nothing; so is a second commit."""
     need_drafts(model)
-    from kinetic_core.errors import BackendError
-
     executable = model.executable()
     batch = make_batch(Part(model.tokens(4, 3), drafts=tree(model.vocab)))
     run(executable, batch)

@@ -12,14 +12,25 @@ import attrs
 import numpy as np
 
 from kinetic_core import __version__
-from kinetic_core.conformance.architecture import ArchitectureConformance, registered_backend
+from kinetic_core.conformance.architecture import ArchitectureConformance
+from kinetic_core.conformance.backend import BackendConformance
+from kinetic_core.conformance.cache import CacheConformance
+from kinetic_core.conformance.drafter import DrafterConformance
+from kinetic_core.conformance.head import HeadConformance
+from kinetic_core.conformance.on_models import registered_backend
 from kinetic_core.conformance.suite import Case, ClauseFailure, Conformance, NotApplicable
 from kinetic_core.errors import PluginError, describe
 from kinetic_core.plugins import Plugin, Registered, Registry
 
 Outcome = Literal["passed", "failed", "not applicable", "expected failure"]
 
-SUITES: dict[str, type[Conformance]] = {"architecture": ArchitectureConformance}
+SUITES: dict[str, type[Conformance]] = {
+    "architecture": ArchitectureConformance,
+    "backend": BackendConformance,
+    "drafter": DrafterConformance,
+    "cache": CacheConformance,
+    "head": HeadConformance,
+}
 """Kind -> its suite."""
 
 

@@ -30,9 +30,9 @@ PLANNED_S = 0.8 * STEP_S
 """What a step is planned to take: the rest is for what the measured speeds do not foresee."""
 
 MIN_PROMPT_ROWS = 8
-"""Prompt rows of a step at the least, and the unit they are planned in: a tile of rows costs little more than one."""
-FIRST_PROMPT_ROWS = 2 * MIN_PROMPT_ROWS
-"""Prompt rows of a step beside others while no speed has been measured: few enough for a slow machine."""
+"""Prompt rows of a step beside others at the least, and while no speed has been measured."""
+UNIT_ROWS = 4
+"""Prompt rows are planned in fours, the lowest tile of the linear kernels: a part of one costs as much as all of it."""
 
 
 class Pace:
@@ -55,9 +55,9 @@ class Pace:
         if not crowded:
             return BLOCK_TOKENS
         if self.prompt_row_s is None:
-            return FIRST_PROMPT_ROWS
+            return MIN_PROMPT_ROWS
         left = PLANNED_S - ((self.answer_step_s or 0.0) if answering else 0.0)
-        rows = int(left / max(self.prompt_row_s, 1e-9)) // MIN_PROMPT_ROWS * MIN_PROMPT_ROWS
+        rows = int(left / max(self.prompt_row_s, 1e-9)) // UNIT_ROWS * UNIT_ROWS
         return max(MIN_PROMPT_ROWS, min(BLOCK_TOKENS, rows))
 
 

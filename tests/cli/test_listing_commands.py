@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,13 @@ def test_info_of_the_miniature(kinetic: Any) -> None:
     assert "prediction:        no" in out and "recurrent state:   11.3 kB per sequence" in out
 
 
-def test_info_without_the_plugin_says_what_to_install(kinetic: Any, tmp_path: Path) -> None:
+def test_info_without_the_plugin_says_what_to_install(
+    kinetic: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import numpy as np
 
+    points = [point for point in entry_points(group="kinetic") if point.name != "qwen35"]
+    monkeypatch.setattr("kinetic_core.plugins.entry_points", lambda group: points)
     path = tmp_path / "q.gguf"
     metadata = {
         "general.architecture": "qwen35",

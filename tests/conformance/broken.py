@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -9,15 +10,20 @@ from typing import Any
 import attrs
 import numpy as np
 
-from kinetic_core.errors import BackendError, TensorError
+from kinetic_core.errors import BackendError, NumericalError, TensorError
 from kinetic_core.interfaces import (
     ArchitectureCapabilities,
     BackendCapabilities,
+    Draft,
+    Drafter,
+    DrafterCapabilities,
+    DraftTree,
     RowBatch,
     SequenceRows,
     TinyVariant,
 )
 from kinetic_core.reference.backend import ReferenceBackend, ReferenceExecutable
+from kinetic_core.reference.head import FullHead
 from kinetic_core.reference.tiny_hybrid import TinyHybrid
 
 
@@ -223,6 +229,50 @@ class PredictionInaccurate(ReferenceExecutable):
         super().predict(batch, hidden + np.float32(0.05))
 
 
+class CommitsAnything(ReferenceExecutable):
+    def commit(self, sequence: SequenceRows, accepted: Sequence[int]) -> None:
+        with contextlib.suppress(BackendError):
+            super().commit(sequence, accepted)
+
+
+class CandidatesById(ReferenceExecutable):
+    def candidates(self, output: int) -> Any:
+        ids, scores = super().candidates(output)
+        order = np.argsort(ids)
+        return ids[order], scores[order]
+
+
+class TiesGoHigh(ReferenceExecutable):
+    def candidates(self, output: int) -> Any:
+        ids, scores = super().candidates(output)
+        order = np.lexsort((-ids, -scores))
+        return ids[order], scores[order]
+
+
+class WrapsTokens(ReferenceExecutable):
+    """A token that does not exist is another one."""
+
+    def run(self, batch: RowBatch) -> None:
+        super().run(attrs.evolve(batch, token_ids=batch.token_ids % np.int32(self._vocab)))
+
+
+class CutsBytes(ReferenceExecutable):
+    def write_slot(self, slot: int, data: bytes) -> None:
+        super().write_slot(slot, data[: len(self.read_slot(slot))])
+
+
+class OneDigest(ReferenceExecutable):
+    @property
+    def kernel_digest(self) -> str:
+        return "always"
+
+
+class PassesNaN(ReferenceExecutable):
+    def run(self, batch: RowBatch) -> None:
+        with contextlib.suppress(NumericalError):
+            super().run(batch)
+
+
 # Module-level, so that another process finds them.
 BACKENDS: dict[str, type[_Broken]] = {}
 for _name, _class in list(globals().items()):
@@ -293,3 +343,106 @@ class NoDrafts(ReferenceBackend):
     """An honest backend that can do little."""
 
     capabilities = BackendCapabilities(kv_types=("f16", "f32"))
+
+
+class DeniesF32(ReferenceBackend):
+    """Says that it has no f32 cache, and has one."""
+
+    capabilities = BackendCapabilities(True, True, True, ("f16",))
+
+
+# drafters
+
+
+class LastTokens(Drafter):
+    """Proposes the sequence's own last three tokens: honest, and rarely right."""
+
+    capabilities = DrafterCapabilities()
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.executable: Any = None
+
+    def attach(self, executable: Any, salt: str = "") -> None:
+        self.executable = executable
+
+    def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
+        self.tokens[sequence_id] = list(token_ids)
+
+    def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
+        self.tokens[sequence_id].extend(token_ids)
+
+    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+        tokens = self.tokens[sequence_id][-min(3, max_tokens) :]
+        return Draft(DraftTree.chain(tokens), (0.5,) * len(tokens))
+
+    def end(self, sequence_id: int) -> None:
+        del self.tokens[sequence_id]
+
+
+class MeddlesWithState(LastTokens):
+    """Changes the model's state while it guesses."""
+
+    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+        for slot in range(6):
+            self.executable.clear_slot(slot)
+        return super().propose(sequence_id, max_tokens)
+
+
+class FailsBesideOthers(LastTokens):
+    def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
+        if self.tokens:
+            raise RuntimeError("one at a time")
+        super().begin(sequence_id, token_ids, salt)
+
+
+class TooLong(LastTokens):
+    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+        tokens = (1,) * (max_tokens + 1)
+        return Draft(DraftTree.chain(tokens), (0.5,) * len(tokens))
+
+
+class Branches(LastTokens):
+    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+        n = min(2, max_tokens)
+        return Draft(DraftTree((1, 2)[:n], (-1, -1)[:n]), (0.5,) * n)
+
+
+class LooksAtHidden(LastTokens):
+    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+        self.executable.hidden(0, 1)
+        return super().propose(sequence_id, max_tokens)
+
+
+class Remembers(LastTokens):
+    """Proposes what another sequence ended with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: list[int] = [0]
+
+    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+        return Draft(DraftTree.chain(self.last[-1:]), (0.5,))
+
+    def end(self, sequence_id: int) -> None:
+        self.last = self.tokens[sequence_id]
+        super().end(sequence_id)
+
+
+class MixesTenants(Remembers):
+    capabilities = DrafterCapabilities(learns_across_requests=True)
+
+
+# heads
+
+
+class ScaledHead(FullHead):
+    """Multiplies the logits: the same order, other scores."""
+
+    def record(self, b: Any, hidden: Any, weight: Any, scale: float) -> Any:
+        return super().record(b, hidden, weight, scale * 1.5)
+
+
+class ReversedHead(FullHead):
+    def record(self, b: Any, hidden: Any, weight: Any, scale: float) -> Any:
+        return super().record(b, hidden, weight, -scale)

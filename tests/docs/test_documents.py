@@ -150,6 +150,12 @@ def test_every_block_format_is_listed_with_its_kernel() -> None:
         assert set(listed.split(", ")) == expected
 
 
+def test_lines_are_no_longer_than_those_of_code() -> None:
+    for document in [*DOCUMENTS, ROOT / "CHANGELOG.md", *ROOT.glob("docs/adr/*.md")]:
+        for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), 1):
+            assert len(line) <= 120 or line.startswith("|"), f"{document.name}:{number}"  # a table's row is one line
+
+
 def test_links_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -170,7 +171,13 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         ("granitehybrid", "kinetic-arch-granite"),
     ],
 )
-def test_a_family_without_its_package_names_it(tmp_path: Path, family: str, package: str) -> None:
+def test_a_family_without_its_package_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, package: str
+) -> None:
+    points = [
+        point for point in entry_points(group="kinetic") if point.module.split(".")[0] != package.replace("-", "_")
+    ]
+    monkeypatch.setattr("kinetic_core.plugins.entry_points", lambda group: points)
     path = tmp_path / "family.gguf"
     write_gguf(path, {"general.architecture": family}, {"a": np.zeros(32, np.float32)})
     with pytest.raises(UnsupportedModelError, match=f"pip install {package}"):

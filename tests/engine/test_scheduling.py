@@ -273,7 +273,7 @@ def test_a_slow_model_keeps_8_rows(predictable: TinyModel) -> None:
     engine.submit(GenerationRequest(prompt_of(48), GREEDY, 1)).result()
     talker.cancel()
     engine.close()
-    assert [n_rows for rows in prompt_rows(timed) for _, n_rows in rows] == [16, 8, 8, 8, 8]
+    assert [n_rows for rows in prompt_rows(timed) for _, n_rows in rows] == [8, 8, 8, 8, 8, 8]
 
 
 def test_prompts_take_turns(predictable: TinyModel) -> None:
@@ -294,13 +294,16 @@ def test_prompts_take_turns(predictable: TinyModel) -> None:
 def test_pace() -> None:
     pace = Pace()
     assert pace.prompt_rows(crowded=False, answering=False) == 256
-    assert pace.prompt_rows(crowded=True, answering=True) == 16
+    assert pace.prompt_rows(crowded=True, answering=True) == 8
     pace.measured(0, 4, 0.04)
     pace.measured(256, 0, 0.256)
     assert pace.prompt_rows(crowded=True, answering=True) == 120  # (160 - 40) ms at 1 ms a row
     assert pace.prompt_rows(crowded=True, answering=False) == 160
     pace.measured(7, 1, 5.0)  # a few rows tell nothing about a prompt's speed
     assert pace.prompt_rows(crowded=True, answering=False) == 160
+    measured_by_eight = Pace()
+    measured_by_eight.measured(8, 0, 8 * 0.012)
+    assert measured_by_eight.prompt_rows(crowded=True, answering=False) == 12  # 13 by the speed, planned in fours
     pace.measured(64, 0, 64 * 0.002)
     assert pace.prompt_rows(crowded=True, answering=False) == 80, "a slower step counts at once"
     pace.measured(64, 0, 64 * 0.001)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,13 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from kinetic_core.plugins import FAMILY_PACKAGES
+
 ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
-def run(*command: str, cwd: Path, **variables: str) -> str:
-    """Run without standard input and without this environment's Python; returns what was printed."""
+def run(*command: str, cwd: Path, status: int = 0, **variables: str) -> str:
+    """Run without standard input and without this environment's Python.
+
+    Returns what was printed on standard output, or on standard error where another `status` than 0 is expected.
+    """
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")}
     done = subprocess.run(
         command,
@@ -28,8 +34,8 @@ def run(*command: str, cwd: Path, **variables: str) -> str:
         timeout=1400,
         check=False,
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
+    assert done.returncode == status, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stderr if status else done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -39,23 +45,59 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_wheels_install_in_an_empty_environment(clone: Path, tmp_path: Path) -> None:
-    wheels = tmp_path / "wheels"
-    for project in (clone, clone / "plugins" / "kinetic-arch-llama"):
-        run(sys.executable, "-m", "build", "--wheel", "--outdir", str(wheels), str(project), cwd=tmp_path)
-    names = sorted(path.name for path in wheels.iterdir())
-    assert names == ["kinetic_arch_llama-0.1.0-py3-none-any.whl", "kinetic_core-0.1.0-py3-none-any.whl"]
-    venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / "bin" / "python"
-    run(str(python), "-m", "pip", "install", "--quiet", *(str(wheels / name) for name in names), cwd=tmp_path)
-    listed = run(str(python.with_name("kinetic")), "plugins", "--strict", cwd=tmp_path)
-    assert "kinetic-core 0.1.0: builtins" in listed and "kinetic-arch-llama 0.1.0: llama" in listed
-    answer = run(
-        str(python.with_name("kinetic")),
-        *("run", "tiny-hybrid", "abc", "--raw", "--temperature", "0", "-n", "5"),
-        cwd=tmp_path,
-    )
+@pytest.fixture(scope="module")
+def wheels(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Distribution -> its wheel, of the core and of every plugin."""
+    directory = tmp_path_factory.mktemp("wheels")
+    for project in (clone, *sorted((clone / "plugins").iterdir())):
+        run(sys.executable, "-m", "build", "--wheel", "--outdir", str(directory), str(project), cwd=directory)
+    return {path.name.partition("-")[0].replace("_", "-"): path for path in directory.iterdir()}
+
+
+def install(directory: Path, *wheels: Path) -> str:
+    """Install wheels, and nothing else of ours, in a new environment; returns the path of its `kinetic`."""
+    venv.create(directory, with_pip=True)
+    python = str(directory / "bin" / "python")
+    run(python, "-m", "pip", "install", "--quiet", *map(str, wheels), cwd=directory)
+    return str(directory / "bin" / "kinetic")
+
+
+def test_every_project_builds_a_wheel(clone: Path, wheels: dict[str, Path]) -> None:
+    projects = [path.name for path in (clone / "plugins").iterdir()]
+    assert "kinetic-arch-llama" in projects and set(FAMILY_PACKAGES.values()) == set(projects)
+    assert sorted(wheels) == sorted(["kinetic-core", *projects])
+    for name, path in wheels.items():
+        assert path.name == f"{name.replace('-', '_')}-0.1.0-py3-none-any.whl"
+
+
+def test_wheels_install_in_an_empty_environment(wheels: dict[str, Path], tmp_path: Path) -> None:
+    kinetic = install(tmp_path / "env", *wheels.values())
+    listed = run(kinetic, "plugins", "--strict", "--json", cwd=tmp_path)
+    assert {plugin["distribution"] for plugin in json.loads(listed)["plugins"]} == set(wheels)
+    answer = run(kinetic, "run", "tiny-hybrid", "abc", "--raw", "--temperature", "0", "-n", "5", cwd=tmp_path)
     assert answer == "defgh\n"
+
+
+def test_one_plugin_alone_runs_its_family_and_names_the_missing_one(
+    clone: Path, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    kinetic = install(tmp_path / "env", wheels["kinetic-core"], wheels["kinetic-arch-qwen35"])
+    listed = json.loads(run(kinetic, "plugins", "--strict", "--json", cwd=tmp_path))
+    assert listed["problems"] == []
+    assert {plugin["distribution"] for plugin in listed["plugins"]} == {"kinetic-core", "kinetic-arch-qwen35"}
+    data = clone / "tests" / "data"
+    options = ("--raw", "--temperature", "0", "-n", "5")
+    answers = [
+        run(kinetic, "run", str(data / "qwen35-bf16.gguf"), "The sea is", *options, *backend, cwd=tmp_path)
+        for backend in ((), ("--backend", "reference"))
+    ]
+    assert answers[0].strip() and answers[0] == answers[1]
+    granite = str(data / "granitehybrid-q4_k_m.gguf")
+    error = run(kinetic, "run", granite, "The sea is", *options, cwd=tmp_path, status=1)
+    assert error.startswith("error: no installed plugin runs this model's architecture: got 'granitehybrid'")
+    assert error.endswith("; pip install kinetic-arch-granite\n") and error.count("\n") == 1
+    described = json.loads(run(kinetic, "info", granite, "--json", cwd=tmp_path))
+    assert described["plugin"] is None and described["missing"] == error.removeprefix("error: ").strip()
 
 
 def test_make_chat_in_a_fresh_clone(clone: Path, tmp_path: Path) -> None:

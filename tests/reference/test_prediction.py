@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinetic_arch_qwen35.architecture import Qwen35, Qwen35Moe
 from stepping import Part, load, make_batch, step
 
 from kinetic_core.errors import BackendError, NumericalError
 from kinetic_core.gguf import MemoryTensors, read_tensor
-from kinetic_core.interfaces import HeadRequest
+from kinetic_core.interfaces import Architecture, HeadRequest
 from kinetic_core.plugins import load_registry
 from kinetic_core.program import ProgramBuilder, Weight
 from kinetic_core.reference.random_model import random_model, with_tensor_type
@@ -19,18 +20,27 @@ from kinetic_core.reference.tiny_hybrid import TinyHybrid
 
 VARIANTS = {variant.name: variant for variant in TinyHybrid.tiny()}
 SOURCE = random_model("tiny-hybrid", VARIANTS["prediction"], seed=3)
-MODELS = {"f32": SOURCE, "q8_0": with_tensor_type(SOURCE, "Q8_0")}
+MODELS: dict[str, tuple[type[Architecture], MemoryTensors]] = {
+    "f32": (TinyHybrid, SOURCE),
+    "q8_0": (TinyHybrid, with_tensor_type(SOURCE, "Q8_0")),
+    **{
+        f"{kind.key}-{variant.name}": (kind, with_tensor_type(random_model(kind.key, variant, seed=3), "Q8_0"))
+        for kind in (Qwen35, Qwen35Moe)
+        for variant in kind.tiny()
+        if "nextn_predict_layers" in variant.metadata
+    },
+}
 TOKENS = tuple(np.random.default_rng(7).integers(0, 100, 270).tolist())
 BLOCK_BEGINS = 256
 
 
 @pytest.fixture(params=MODELS, scope="module")
-def source(request: pytest.FixtureRequest) -> MemoryTensors:
+def model(request: pytest.FixtureRequest) -> tuple[type[Architecture], MemoryTensors]:
     return MODELS[request.param]
 
 
 @pytest.fixture(params=["reference", "cpu", "cpu-one-thread"], scope="module")
-def make(request: pytest.FixtureRequest, source: MemoryTensors) -> Iterator[Any]:
+def make(request: pytest.FixtureRequest, model: tuple[type[Architecture], MemoryTensors]) -> Iterator[Any]:
     """make(**options) -> an executable of the model; closed with the module."""
     name, _, alone = request.param.partition("-")
     opened: list[Any] = []
@@ -38,7 +48,7 @@ def make(request: pytest.FixtureRequest, source: MemoryTensors) -> Iterator[Any]
     def make(**options: Any) -> Any:
         backend = load_registry().get("backend", name)
         assert backend.capabilities.supports_prediction
-        opened.append(load(TinyHybrid, source, backend, n_threads=1 if alone else 2, **options))
+        opened.append(load(*model, backend, n_threads=1 if alone else 2, **options))
         return opened[-1]
 
     yield make

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinetic_core import directories
-from kinetic_core.backends.cpu import machine_code
+from kinetic_core.backends.cpu import machine_code, old_code
 from kinetic_core.backends.cpu.machine_code import MachineCode
 from kinetic_core.backends.cpu.target import choose_lowering, compiler_settings, cpu_features
 from kinetic_core.errors import BackendError, describe
@@ -136,6 +136,7 @@ def prepare(names: Sequence[str], progress: Progress | None = None) -> None:
         _compile_in_processes(missing, n_processes, progress)
     for name in wanted:
         get(name)
+    old_code.tidy(cache_directory())
 
 
 def _n_cpus() -> int:

@@ -19,11 +19,11 @@ DATA = Path(__file__).parents[2] / "data"
 TOKENS = tokens_of(330)
 
 
-@pytest.fixture(params=["hybrid", "hybrid-q8_0", "hybrid-mamba", "llama-q4_k_m"])
+@pytest.fixture(params=["hybrid", "hybrid-q8_0", "hybrid-mamba", "llama-q4_k_m", "qwen35moe-q4_k_m"])
 def model(request, load):
     """load(**options) of a model, with TOKENS in its vocabulary."""
-    if request.param == "llama-q4_k_m":
-        with open_model_file(DATA / "llama-q4_k_m.gguf") as source:
+    if request.param.endswith("q4_k_m"):
+        with open_model_file(DATA / f"{request.param}.gguf") as source:
             architecture = load_registry().architecture_for(source.architecture)(source)
             program = record_program(architecture, FullHead(), source)
             opened = [load(program, source, n_threads=threads, kv_type="f16") for threads in (1, 2)]
