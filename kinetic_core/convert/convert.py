@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kinetic_core.convert.quantize import quantize, stored_type
+from kinetic_core.convert.quantize import q4_k_m_type, quantize, stored_type
 from kinetic_core.convert.safetensors import CheckpointTensor, read_checkpoint
 from kinetic_core.convert.vocabulary import read_json, vocabulary_metadata
 from kinetic_core.errors import KineticError, RequestError, TensorError, UnsupportedModelError, describe, shown
@@ -32,6 +32,7 @@ TYPES: Mapping[str, tuple[GGMLType, int]] = MappingProxyType(
         "f16": (GGMLType.F16, 1),
         "bf16": (GGMLType.BF16, 32),
         "q8_0": (GGMLType.Q8_0, 7),
+        "q4_k_m": (GGMLType.Q4_K, 15),
     }
 )
 """What ``type`` may be: the type of matrices, and its number under ``general.file_type``."""
@@ -105,7 +106,9 @@ def convert(
         raise TensorError(describe("the checkpoint has no token embeddings", where=str(folder)))
     n_tokens = shapes["token_embd.weight"][0]
     metadata |= {f"{key}.vocab_size": n_tokens, **vocabulary_metadata(folder, key, n_tokens, config)}
-    table = {name: (stored_type(name, shape, TYPES[type][0]), shape) for name, shape in shapes.items()}
+    n_blocks, tied = metadata[f"{key}.block_count"], "output.weight" not in shapes
+    wanted = {name: q4_k_m_type(name, n_blocks, tied) if type == "q4_k_m" else TYPES[type][0] for name in shapes}
+    table = {name: (stored_type(name, shape, wanted[name]), shape) for name, shape in shapes.items()}
     done = iter(range(1, len(table) + 1))
 
     def produce(name: str) -> RawTensor:

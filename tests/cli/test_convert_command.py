@@ -29,7 +29,7 @@ def test_convert_says_what_it_wrote(kinetic, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("words", "status", "message"),
-    [(["nowhere", "x.gguf"], 7, "nowhere"), (["nowhere", "x.gguf", "--type", "q4_k_m"], 2, "q4_k_m")],
+    [(["nowhere", "x.gguf"], 7, "nowhere"), (["nowhere", "x.gguf", "--type", "q3_k_s"], 2, "q3_k_s")],
 )
 def test_convert_refuses_by_name(kinetic, words: list[str], status: int, message: str):
     done = kinetic("convert", *words)

@@ -187,8 +187,8 @@ def test_sampling_template_and_tied_output(tmp_path: Path):
     with pytest.raises(RequestError, match="exists already"):
         convert(folder, tmp_path / "out.gguf", "f32")
     convert(folder, tmp_path / "out.gguf", "f16", overwrite=True)
-    with pytest.raises(RequestError, match="q4_k_m"):
-        convert(folder, tmp_path / "other.gguf", "q4_k_m")
+    with pytest.raises(RequestError, match="q3_k_s"):
+        convert(folder, tmp_path / "other.gguf", "q3_k_s")
 
 
 @pytest.mark.parametrize(
