@@ -18,6 +18,8 @@ from kinetic_core.program.record import record_program
 from kinetic_core.reference.head import FullHead
 from kinetic_core.reference.random_model import random_model
 
+_NAMED = re.compile(r"'[\w-]+(\.[\w-]+)+'")
+"""A tensor or key in an error's message."""
 _LAYER = re.compile(r"^(.*?\.)(\d+)\.(.*)$")
 
 
@@ -48,15 +50,24 @@ def wrong_shape_refused(model: TinyModel) -> None:
 
 
 def missing_key_refused(model: TinyModel, family: ModelFamily) -> None:
-    """Every metadata key left out in turn, but for those that another declared variant lacks."""
+    """Every key that is read left out in turn, but for those that another declared variant lacks.
+
+    A default that contradicts the file is refused by the name of the tensor or key that does not fit it: enough.
+    """
     raw = dict(model.source.metadata.raw)
     others = [set(variant.metadata) for variant in family.variants.values()]
+    fresh = MemoryTensors(raw, _stored(model.source))
+    record_program(model.architecture_class(fresh), FullHead(), fresh)
+    unread = set(fresh.metadata.unread_keys())
     for key in model.variant.metadata:
         whole = key if key in raw else f"{model.name}.{key}"
         if key.startswith(("general.", "tokenizer.")) or any(key not in other for other in others):
             continue
+        if whole in unread:
+            continue
         rest = {other: value for other, value in raw.items() if other != whole}
-        _require_refusal(model, MemoryTensors(rest, _stored(model.source)), whole, "lacks the metadata key")
+        source = MemoryTensors(rest, _stored(model.source))
+        _require_refusal(model, source, whole, "lacks the metadata key", or_another=True)
 
 
 def _stored(source: MemoryTensors) -> dict[str, Any]:
@@ -66,12 +77,12 @@ def _stored(source: MemoryTensors) -> dict[str, Any]:
     }
 
 
-def _require_refusal(model: TinyModel, source: MemoryTensors, name: str, what: str) -> None:
-    """The file must be refused with a model error that names what is wrong."""
+def _require_refusal(model: TinyModel, source: MemoryTensors, name: str, what: str, or_another: bool = False) -> None:
+    """The file must be refused with a model error that names what is wrong. or_another: any tensor or key does."""
     try:
         record_program(model.architecture_class(source), FullHead(), source)
     except ModelError as error:
-        if name.removesuffix(".weight") not in str(error):
+        if name.removesuffix(".weight") not in str(error) and not (or_another and _NAMED.search(str(error))):
             raise Fault(f"a file that {what} {name!r} is refused without naming it: {error}") from None
         return
     except Exception as error:
@@ -97,8 +108,9 @@ def _roles(names: Iterable[str]) -> tuple[set[str], dict[str, set[str]]]:
 def _optional_tensor(name: str, variant: TinyVariant, variants: Iterable[TinyVariant]) -> bool:
     """Does a declared variant show a file without this tensor?
 
-    Outside layers: any variant without it. In a layer: a layer, of any variant, with nothing but other tensors of
-    this one, so that a layer of another kind is no excuse.
+    Outside layers: any variant without it. In a layer: a layer, of any variant, that lacks it and has nothing but
+    other tensors of this one, or all others of the same part (``ssm_``, ``ffn_``, ...), biases aside; for a bias, one
+    that has the weight alone. So a layer of another kind is no excuse.
     """
     outside, layers = _roles(variant.tensors)
     shown = [_roles(other.tensors) for other in variants]
@@ -106,9 +118,21 @@ def _optional_tensor(name: str, variant: TinyVariant, variants: Iterable[TinyVar
         return any(name not in other_outside for other_outside, _ in shown)
     match = _LAYER.match(name)
     assert match is not None
-    own = layers[match[1] + match[2]]
-    others = (layer for _, other_layers in shown for layer in other_layers.values())
-    return any(match[3] not in layer and layer < own for layer in others)
+    role, own = match[3], layers[match[1] + match[2]]
+    stem = role.removesuffix(".bias")
+    for layer in (layer for _, other_layers in shown for layer in other_layers.values() if role not in layer):
+        if (
+            layer < own
+            or _part(own - {role}, role) <= _part(layer, role)
+            or (stem != role and f"{stem}.weight" in layer)
+        ):
+            return True
+    return False
+
+
+def _part(roles: set[str], role: str) -> set[str]:
+    """The weights of the part of a layer that `role` belongs to."""
+    return {other for other in roles if other.split("_")[0] == role.split("_")[0] and not other.endswith(".bias")}
 
 
 # capabilities
