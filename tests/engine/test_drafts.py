@@ -57,8 +57,15 @@ def oracle_of(answers: dict[tuple[int, ...], tuple[int, ...]], length: int) -> G
     return guess
 
 
-def wrong(tokens: list[int], most: int) -> DraftTree | None:
-    return DraftTree.chain([(tokens[-1] * 7 + 3) % 256] * min(4, most))
+def wrong_of(answers: dict[tuple[int, ...], tuple[int, ...]]) -> Guess:
+    """Chains whose first token is never the one that follows."""
+    right = oracle_of(answers, 4)
+
+    def guess(tokens: list[int], most: int) -> DraftTree | None:
+        chain = right(tokens, most)
+        return None if chain is None else DraftTree.chain([(token + 1) % 256 for token in chain.token_ids])
+
+    return guess
 
 
 def tree_of(answers: dict[tuple[int, ...], tuple[int, ...]]) -> Guess:
@@ -112,7 +119,7 @@ def test_d1_d2_d5_drafts_change_nothing(
         "right 1": oracle_of(answers, 1),
         "right 3": oracle_of(answers, 3),
         "right 8": oracle_of(answers, 8),
-        "wrong": wrong,
+        "wrong": wrong_of(answers),
         "tree": tree_of(answers),
     }[guesser]
     drafter = Guesser(guess)
@@ -184,8 +191,8 @@ def test_d4_draws_equal_the_undrafted_ones(make_engine: MakeEngine) -> None:
     expected = make_engine(random=True).submit(request).result()[0]
 
     def last_best(tokens: list[int], most: int) -> DraftTree | None:
-        right = oracle_of({(65, 66): expected.token_ids}, 2)(tokens, most)
-        return right if len(tokens) % 3 else wrong(tokens, most)
+        answers = {(65, 66): expected.token_ids}
+        return (oracle_of(answers, 2) if len(tokens) % 3 else wrong_of(answers))(tokens, most)
 
     engine = make_engine(random=True, drafter=Guesser(last_best))
     got = engine.submit(request).result()[0]

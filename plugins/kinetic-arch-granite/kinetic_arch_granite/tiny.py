@@ -26,7 +26,6 @@ _SIZES: Mapping[str, Any] = {
     "ssm.group_count": 2,
 }
 _EXPERTS = {"feed_forward_length": 32, "expert_count": 6, "expert_used_count": 2}
-_ROPE = {"rope.scaling.finetuned": True, "rope.freq_base": 5000.0, "rope.dimension_count": 12}
 _MULTIPLIERS = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
 
 
@@ -37,7 +36,7 @@ def tiny_variants() -> Sequence[TinyVariant]:
         _variant("untied-biased", [0, 4], {"rope.scaling.finetuned": True}, tied=False, biased=True),
         _variant("experts", [0, 2], {**_EXPERTS, "expert_shared_feed_forward_length": 48}),
         _variant("experts-alone", [2, 0], _EXPERTS),
-        _variant("mamba", 0, {"ssm.group_count": 1}),
+        _variant("mamba", 0, {"ssm.group_count": None}),
         _variant(
             "attention", 2, {"rope.scaling.finetuned": True, "rope.freq_base": 5000.0, "rope.dimension_count": 12}
         ),
@@ -83,8 +82,12 @@ def _attention(kv_heads: int) -> dict[str, tuple[int, ...]]:
     return {"attn_q": (width, _D), "attn_k": (kv_width, _D), "attn_v": (kv_width, _D), "attn_output": (_D, width)}
 
 
+def _groups(metadata: Mapping[str, Any]) -> int:
+    return int(metadata.get("ssm.group_count", 1))
+
+
 def _channels(metadata: Mapping[str, Any]) -> int:
-    return int(metadata["ssm.inner_size"] + 2 * metadata["ssm.group_count"] * metadata["ssm.state_size"])
+    return int(metadata["ssm.inner_size"] + 2 * _groups(metadata) * metadata["ssm.state_size"])
 
 
 def _mamba2(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -96,7 +99,7 @@ def _mamba2(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _convolution(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    groups, channels = metadata["ssm.group_count"], _channels(metadata)
+    groups, channels = _groups(metadata), _channels(metadata)
     return {
         "ssm_conv1d.weight": (channels, metadata["ssm.conv_kernel"]),
         "ssm_conv1d.bias": (channels,),

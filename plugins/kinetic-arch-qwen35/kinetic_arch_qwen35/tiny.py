@@ -22,12 +22,14 @@ _SIZES: Mapping[str, Any] = {
     "ssm.conv_kernel": 4,
     "ssm.state_size": 16,
 }
+_DENSE = {"feed_forward_length": _FFN}
 _EXPERTS = {
     "expert_count": 6,
     "expert_used_count": 2,
     "expert_feed_forward_length": 32,
     "expert_shared_feed_forward_length": 48,
 }
+_THREE_USED = {"expert_used_count": 3}
 
 
 def dense_variants() -> Sequence[TinyVariant]:
@@ -35,7 +37,7 @@ def dense_variants() -> Sequence[TinyVariant]:
     return [
         _variant("tied", [True, False]),
         _variant("untied", [True, True, False], tied=False),
-        _variant("value-heads", [True, False], per_key=3),
+        _variant("value-heads", [True, False], {**_DENSE, "attention.value_length": None}, per_key=3),
         _variant("interval", [True, False, True, False], interval=2),
         _variant("prediction", [True, False], predicts=True),
         _variant("prediction-own", [True, False], predicts=True, own_vocabulary=True, tied=False, interval=2),
@@ -45,7 +47,9 @@ def dense_variants() -> Sequence[TinyVariant]:
 def expert_variants() -> Sequence[TinyVariant]:
     """Experts, and experts with a prediction block; the shared expert's gate is a matrix of one row, or a vector."""
     return [
-        _variant("experts", [True, False], {**_EXPERTS, "expert_used_count": 3}, tied=False),
+        _variant(
+            "experts", [True, False], {**_EXPERTS, "expert_used_count": 3, "attention.value_length": None}, tied=False
+        ),
         _variant("experts-prediction", [True, False], _EXPERTS, predicts=True, gate_shape=(_D,)),
     ]
 
@@ -62,16 +66,18 @@ def _variant(
     own_vocabulary: bool = False,
     gate_shape: tuple[int, ...] = (1, _D),
 ) -> TinyVariant:
-    """recurrent: which trunk blocks are delta nets; interval: the key that says so instead. per_key: value heads per
-    key head. own_vocabulary: embeddings and output layer of the prediction block. gate_shape: the shared expert's."""
+    """changes: metadata keys, None leaves one out. recurrent: which trunk blocks are delta nets; interval: the key that
+    says so instead. per_key: value heads per key head. own_vocabulary: embeddings and output layer of the prediction
+    block. gate_shape: the shared expert's."""
     blocks = [*recurrent, *[False] * predicts]
     delta = {"ssm.group_count": 2, "ssm.time_step_rank": 2 * per_key, "ssm.inner_size": 2 * per_key * 16}
     metadata: dict[str, Any] = {
         **_SIZES,
         **delta,
         "block_count": len(blocks),
-        **(changes or {"feed_forward_length": _FFN}),
+        **(changes or _DENSE),
     }
+    metadata = {key: value for key, value in metadata.items() if value is not None}
     metadata |= {"full_attention_interval": interval} if interval else {"attention.recurrent_layers": blocks}
     if predicts:
         metadata["nextn_predict_layers"] = 1
