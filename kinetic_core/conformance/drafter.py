@@ -181,9 +181,9 @@ class _Recorder(Drafter):
         self._drafter = drafter
         self.proposals: list[tuple[int, int, Draft]] = []
 
-    def attach(self, executable: Executable, salt: str = "") -> None:
+    def attach(self, executable: Executable) -> None:
         """As the drafter."""
-        self._drafter.attach(executable, salt)
+        self._drafter.attach(executable)
 
     def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
         """As the drafter."""

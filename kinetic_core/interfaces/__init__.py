@@ -18,7 +18,7 @@ from kinetic_core.interfaces.backend import (
 from kinetic_core.interfaces.batch import HeadRequest, RowBatch, SequenceRows
 from kinetic_core.interfaces.cache import CacheCapabilities, CachedPrefix, PrefixCache
 from kinetic_core.interfaces.checkpoint import CheckpointConfig
-from kinetic_core.interfaces.drafter import Draft, Drafter, DrafterCapabilities, DraftTree
+from kinetic_core.interfaces.drafter import Draft, Drafter, DrafterCapabilities, DraftTree, SequenceStep
 from kinetic_core.interfaces.head import HeadCapabilities, OutputHead
 
 __all__ = [
@@ -41,5 +41,6 @@ __all__ = [
     "PrefixCache",
     "RowBatch",
     "SequenceRows",
+    "SequenceStep",
     "TinyVariant",
 ]

@@ -363,7 +363,7 @@ class LastTokens(Drafter):
         self.tokens: dict[int, list[int]] = {}
         self.executable: Any = None
 
-    def attach(self, executable: Any, salt: str = "") -> None:
+    def attach(self, executable: Any) -> None:
         self.executable = executable
 
     def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
