@@ -13,16 +13,18 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kinetic_core.checkpoint import CheckpointConfig, CheckpointFormat, unchanged
 from kinetic_core.convert.quantize import q4_k_m_type, quantize, stored_type
 from kinetic_core.convert.safetensors import CheckpointTensor, read_checkpoint
 from kinetic_core.convert.vocabulary import read_json, vocabulary_metadata
 from kinetic_core.errors import KineticError, RequestError, TensorError, UnsupportedModelError, describe, shown
 from kinetic_core.gguf import GGMLType, RawTensor, open_model_file, stream_gguf
-from kinetic_core.interfaces import Architecture, CheckpointConfig
+from kinetic_core.interfaces import Architecture
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.head import FullHead
 
 if TYPE_CHECKING:
+    from kinetic_core.checkpoint.transforms import Make
     from kinetic_core.interfaces.backend import Progress
     from kinetic_core.plugins import Registry
 
@@ -38,26 +40,29 @@ TYPES: Mapping[str, tuple[GGMLType, int]] = MappingProxyType(
 """What ``type`` may be: the type of matrices, and its number under ``general.file_type``."""
 
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
-_DERIVED = (".rotary_emb.inv_freq",)
+_DERIVED = (".rotary_emb.inv_freq", ".mup_vector")
 """Endings of tensors that some checkpoints carry and that follow from config.json."""
+_OUTPUT = "lm_head.weight"
 
 
 @attrs.frozen
 class Converted:
-    """What `convert` wrote: the file, its architecture, its tensors per type, and its size."""
+    """What `convert` wrote: the file, its architecture, its tensors per type, its size, what it left out."""
 
     path: Path
     architecture: str
     n_tensors: Mapping[str, int]
     n_bytes: int
+    notices: tuple[str, ...] = ()
 
 
 @attrs.frozen
 class _Planned:
     """A tensor of the file and what it is made from (several tensors: stacked experts; none: an extra)."""
 
-    sources: tuple[CheckpointTensor, ...]
-    stacked: bool
+    make: Make
+    sources: tuple[CheckpointTensor, ...] = ()
+    stacked: bool = False
     extra: npt.NDArray[np.float32] | None = None
 
 
@@ -85,23 +90,25 @@ def convert(
         raise RequestError(describe("no such folder", got=str(folder), expected="a checkpoint's"), field="source")
     if path.exists() and not overwrite:
         raise RequestError(describe("the file exists already", got=str(path), hint="remove it first"), field="out")
-    config = CheckpointConfig(read_json(folder / "config.json"))
+    tensors = read_checkpoint(folder)
+    config = CheckpointConfig(read_json(folder / "config.json"), tensors=tensors.keys())
     if registry is None:
         from kinetic_core.plugins import load_registry
 
         registry = load_registry()
-    key, family = _family(registry, config)
+    key, family, format_ = _family(registry, config)
+    config = config.flattened("text_config")
     metadata = {
         "general.architecture": key,
         "general.type": "model",
         "general.name": folder.resolve().name,
-        **{f"{key}.{name}": value for name, value in family.from_checkpoint(config).items()},
+        **{f"{key}.{name}": value for name, value in format_.metadata(config).items()},
         "general.file_type": TYPES[type][1],
         "general.quantization_version": 2,
         **_sampling(folder),
     }
-    planned = _plan(family, config, metadata[f"{key}.block_count"], read_checkpoint(folder))
-    shapes = {name: shape for name, tensor in planned.items() if (shape := _shape(family, config, name, tensor))}
+    planned, notices = _plan(format_, config, metadata[f"{key}.block_count"], tensors)
+    shapes = {name: _shape(name, tensor) for name, tensor in planned.items()}
     if "token_embd.weight" not in shapes:
         raise TensorError(describe("the checkpoint has no token embeddings", where=str(folder)))
     n_tokens = shapes["token_embd.weight"][0]
@@ -112,7 +119,7 @@ def convert(
     done = iter(range(1, len(table) + 1))
 
     def produce(name: str) -> RawTensor:
-        array = _make(family, config, name, planned[name])
+        array = _make(planned[name])
         stored = quantize(name, array, table[name][0])
         if progress:
             progress("converting", next(done) / len(table))
@@ -123,17 +130,19 @@ def convert(
         with open_model_file(partial) as model:
             record_program(family(model), FullHead(), model)
     kinds = [type_.name for type_, _ in table.values()]
-    return Converted(path, key, {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}, path.stat().st_size)
+    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    return Converted(path, key, counts, path.stat().st_size, notices)
 
 
-def _family(registry: Registry, config: CheckpointConfig) -> tuple[str, type[Architecture]]:
-    """The architecture that reads checkpoints of this class, and its key."""
-    known: dict[str, tuple[str, type[Architecture]]] = {}
+def _family(registry: Registry, config: CheckpointConfig) -> tuple[str, type[Architecture], CheckpointFormat]:
+    """The key of the architecture that reads checkpoints of this class, it, and how it reads them."""
+    known: dict[str, tuple[str, type[Architecture], CheckpointFormat]] = {}
     for entry in registry.registered("architecture"):
         with contextlib.suppress(KineticError):  # a plugin that cannot be used is listed by `kinetic plugins`
             family = registry.get("architecture", entry.registration.name)
             label = (*entry.registration.keys, entry.registration.name)[0]
-            known |= dict.fromkeys(family.checkpoint_classes(), (label, family))
+            if family.checkpoint is not None:
+                known |= dict.fromkeys(family.checkpoint.classes, (label, family, family.checkpoint))
     names = config.get_strings("architectures")
     for name in names:
         if name in known:
@@ -163,50 +172,73 @@ def _sampling(folder: Path) -> dict[str, Any]:
 
 
 def _plan(
-    family: type[Architecture], config: CheckpointConfig, n_blocks: int, tensors: Mapping[str, CheckpointTensor]
-) -> dict[str, _Planned]:
-    """Every tensor of the file by name; raises TensorError for tensors of the checkpoint that none is made from."""
+    format_: CheckpointFormat, config: CheckpointConfig, n_blocks: int, tensors: Mapping[str, CheckpointTensor]
+) -> tuple[dict[str, _Planned], tuple[str, ...]]:
+    """Every tensor of the file by name, and a line for each part of the checkpoint that stays out of it.
+
+    Raises TensorError for tensors of the checkpoint that no tensor of the file is made from, and for a missing output
+    layer that config.json does not tie to the embeddings.
+    """
+    tied = config.get_bool("tie_word_embeddings", "tie_embedding", default=None)
+    used = {name for name in tensors if name.endswith(_DERIVED) or (tied and name == _OUTPUT)}
     planned: dict[str, _Planned] = {}
-    used: set[str] = set()
-    for ours, theirs in family.checkpoint_names().items():
-        for layer in range(n_blocks) if "{layer}" in ours else (0,):
-            name, wanted = ours.replace("{layer}", str(layer)), theirs.replace("{layer}", str(layer))
-            stacked = "{expert}" in wanted
-            found = [wanted] if wanted in tensors else []
-            while stacked and (expert := wanted.replace("{expert}", str(len(found)))) in tensors:
-                found.append(expert)
+    for rule in format_.rules(config):
+        for layer in range(n_blocks) if "{layer}" in rule.name else (0,):
+            name, wanted = (text.replace("{layer}", str(layer)) for text in (rule.name, rule.source))
+            found = _sources(wanted, tensors, tied=bool(tied))
+            if found and name in planned:
+                raise TensorError(describe(f"the checkpoint has {name!r} twice", got=wanted, expected="one of them"))
             if found:
                 used |= set(found)
-                planned[name] = _Planned(tuple(tensors[each] for each in found), stacked)
-    planned |= {name: _Planned((), False, array) for name, array in family.checkpoint_extras(config).items()}
-    if config.get_bool("tie_word_embeddings", "tie_embedding", default=False) and "output.weight" in planned:
-        del planned["output.weight"]  # a copy of the embeddings
-    unused = sorted(name for name in tensors if name not in used and not name.endswith(_DERIVED))
+                sources = tuple(tensors[each] for each in found)
+                planned[name] = _Planned(rule.make, sources, stacked="{expert}" in wanted)
+    planned |= {name: _Planned(unchanged, extra=array) for name, array in format_.extras(config).items()}
+    notices = []
+    for beginning, part in format_.skipped.items():
+        left_out = {name for name in tensors if name.startswith(beginning)} - used
+        used |= left_out
+        if left_out:
+            notices.append(f"left out: {part}, {len(left_out)} tensors called {beginning}*")
+    unused = sorted(set(tensors) - used)
     if unused:
         got = f"{len(unused)}, the first {unused[0][:200]!r}"
         raise TensorError(describe("the family does not know tensors of the checkpoint", got=got, expected="none"))
-    return planned
+    if tied is False and "output.weight" not in planned:
+        got = "tie_word_embeddings false"
+        raise TensorError(describe("the checkpoint has no output layer", got=got, expected=repr(_OUTPUT)))
+    return planned, tuple(notices)
 
 
-def _shape(family: type[Architecture], config: CheckpointConfig, name: str, tensor: _Planned) -> tuple[int, ...] | None:
-    """The shape of a tensor of the file, None where this model has none: found on zeros that take no memory."""
+def _sources(wanted: str, tensors: Mapping[str, CheckpointTensor], *, tied: bool) -> list[str]:
+    """The tensors of the checkpoint that `wanted` stands for: itself, each expert's in turn, or none."""
+    if "{expert}" not in wanted:
+        return [wanted] if wanted in tensors and not (tied and wanted == _OUTPUT) else []
+    found: list[str] = []
+    while (expert := wanted.replace("{expert}", str(len(found)))) in tensors:
+        found.append(expert)
+    return found
+
+
+def _shape(name: str, tensor: _Planned) -> tuple[int, ...]:
+    """The shape of a tensor of the file, found on zeros that take no memory where elements only move."""
     if tensor.extra is not None:
         return tensor.extra.shape
     shape = tensor.sources[0].shape
     if any(other.shape != shape for other in tensor.sources):
         raise TensorError(describe(f"the experts of {name!r} differ in shape"))
     zeros = np.broadcast_to(np.float32(0), (len(tensor.sources), *shape) if tensor.stacked else shape)
-    made = family.checkpoint_tensor(name, zeros, config)
-    return None if made is None else made.shape
+    try:
+        return tensor.make(zeros).shape
+    except ValueError as error:
+        what = f"the checkpoint's tensor for {name!r} does not fit config.json"
+        raise TensorError(describe(what, got=f"shape {shape}", expected=str(error))) from error
 
 
-def _make(family: type[Architecture], config: CheckpointConfig, name: str, tensor: _Planned) -> npt.NDArray[np.float32]:
+def _make(tensor: _Planned) -> npt.NDArray[np.float32]:
     if tensor.extra is not None:
         return tensor.extra
     arrays = [each.read() for each in tensor.sources]
-    made = family.checkpoint_tensor(name, np.stack(arrays) if tensor.stacked else arrays[0], config)
-    assert made is not None, name  # `_shape` left it out otherwise
-    return made
+    return tensor.make(np.stack(arrays) if tensor.stacked else arrays[0])
 
 
 @contextlib.contextmanager

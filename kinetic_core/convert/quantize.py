@@ -20,7 +20,7 @@ _FLOATS = npt.NDArray[np.float32]
 _SMALLER = MappingProxyType(dict.fromkeys((GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K), (GGMLType.Q8_0,)))
 _ROWS = 4096 * 256
 """Elements that are worked on at once, so that temporaries stay small."""
-_KEPT = ("norm", "conv.weight", "conv1d", "ffn_gate_inp", "ssm_a", "ssm_d", "ssm_dt", "exp_probs_b", "rope_freqs")
+_KEPT = ("norm", "conv.weight", "conv1d", "ffn_gate_inp", "ssm_dt", "exp_probs_b", "rope_freqs")
 
 
 def stored_type(name: str, shape: tuple[int, ...], wanted: GGMLType) -> GGMLType:
@@ -29,7 +29,7 @@ def stored_type(name: str, shape: tuple[int, ...], wanted: GGMLType) -> GGMLType
     Vectors, norms, convolution kernels, routers and the small tensors of recurrences stay F32, as the kernels read
     them. A row that is no whole number of blocks is stored as Q8_0 in place of a K-quant, or else as F16.
     """
-    if len(shape) < 2 or any(part in name for part in _KEPT):
+    if len(shape) < 2 or shape[-1] == 1 or any(part in name for part in _KEPT):
         return GGMLType.F32
     for type_ in (wanted, GGMLType.Q8_0):
         if shape[-1] % BLOCK_FORMATS[type_].block_size == 0 and type_ in (wanted, *_SMALLER.get(wanted, ())):

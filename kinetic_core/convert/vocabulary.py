@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kinetic_core.checkpoint import CheckpointConfig
 from kinetic_core.errors import TokenizerError, describe, shown
-from kinetic_core.interfaces import CheckpointConfig
 from kinetic_core.text.pretokenizers import PRE_TOKENIZERS
 from kinetic_core.text.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED
 

@@ -17,7 +17,6 @@ from kinetic_core.interfaces.backend import (
 )
 from kinetic_core.interfaces.batch import HeadRequest, RowBatch, SequenceRows
 from kinetic_core.interfaces.cache import CacheCapabilities, CachedPrefix, PrefixCache
-from kinetic_core.interfaces.checkpoint import CheckpointConfig
 from kinetic_core.interfaces.drafter import Draft, Drafter, DrafterCapabilities, DraftTree, SequenceStep
 from kinetic_core.interfaces.head import HeadCapabilities, OutputHead
 
@@ -27,7 +26,6 @@ __all__ = [
     "BackendCapabilities",
     "CacheCapabilities",
     "CachedPrefix",
-    "CheckpointConfig",
     "Draft",
     "DraftTree",
     "Drafter",

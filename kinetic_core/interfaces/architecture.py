@@ -7,14 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kinetic_core.errors import UnsupportedModelError, describe
-
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
+    from kinetic_core.checkpoint.format import CheckpointFormat
     from kinetic_core.gguf.source import TensorSource
-    from kinetic_core.interfaces.checkpoint import CheckpointConfig
     from kinetic_core.program.builder import ProgramBuilder
     from kinetic_core.program.values import Value
 
@@ -70,6 +65,8 @@ class Architecture(ABC):
     """
 
     capabilities: ClassVar[ArchitectureCapabilities]
+    checkpoint: ClassVar[CheckpointFormat | None] = None
+    """How Hugging Face checkpoints of the family are read; None: they cannot be converted."""
 
     @abstractmethod
     def __init__(self, source: TensorSource) -> None:
@@ -117,44 +114,6 @@ class Architecture(ABC):
     def ignored_tensors(self) -> Sequence[str]:
         """Tensors that files of this family carry and the forward pass does not need."""
         return ()
-
-    @classmethod
-    def checkpoint_names(cls) -> Mapping[str, str]:
-        """GGUF tensor name -> name in Hugging Face checkpoints; ``{layer}`` stands for the layer's number.
-
-        ``{expert}`` in a checkpoint's name: it has one tensor per expert where the GGUF file stacks them.
-        """
-        return {}
-
-    @classmethod
-    def checkpoint_classes(cls) -> Sequence[str]:
-        """The values of ``architectures`` in the config.json of checkpoints that `from_checkpoint` reads."""
-        return ()
-
-    @classmethod
-    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
-        """The metadata of a file converted from a checkpoint, keys without the ``<architecture>.`` prefix.
-
-        Raises UnsupportedModelError where the family cannot be converted (this default), MetadataError for keys of
-        config.json that are missing, of another type or describe a variant that the family's code does not cover.
-        """
-        raise UnsupportedModelError(describe(f"checkpoints of {cls.__name__} cannot be converted"))
-
-    @classmethod
-    def checkpoint_tensor(
-        cls, name: str, array: npt.NDArray[np.float32], config: CheckpointConfig
-    ) -> npt.NDArray[np.float32] | None:
-        """A checkpoint's tensor as the file stores it; None: this model's file has no such tensor.
-
-        name:  the GGUF name, the layer's number filled in.
-        array: f32 in the checkpoint's shape; experts stacked along a new first axis where each has a tensor there.
-        """
-        return array
-
-    @classmethod
-    def checkpoint_extras(cls, config: CheckpointConfig) -> Mapping[str, npt.NDArray[np.float32]]:
-        """Tensors that the file has and that checkpoints do not: frequency factors, say."""
-        return {}
 
     @classmethod
     @abstractmethod

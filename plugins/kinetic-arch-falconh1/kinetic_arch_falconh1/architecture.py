@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kinetic_arch_falconh1.checkpoint import CHECKPOINT
 from kinetic_arch_falconh1.tiny import tiny_variants
 from kinetic_core.errors import MetadataError, TensorError, UnsupportedModelError, describe
 from kinetic_core.gguf import Metadata, check_block_count, require_tensor
@@ -34,6 +35,7 @@ class FalconH1(Architecture):
     """A model of the family. `heads` and `head_dim` are the attention's, `ssm_heads` those of Mamba-2."""
 
     capabilities = ArchitectureCapabilities(has_recurrent_state=True)
+    checkpoint = CHECKPOINT
 
     def __init__(self, source: TensorSource) -> None:
         """Read the keys under ``falcon-h1.``.
@@ -169,42 +171,6 @@ class FalconH1(Architecture):
         weights = [b.weight(f"{block}{name}.weight", (width, x.width)) for name, width in outputs.items()]
         biases = [b.optional_weight(f"{block}{name}.bias", (width,)) for name, width in outputs.items()]
         return b.linears(x, weights, biases)
-
-    @classmethod
-    def checkpoint_names(cls) -> Mapping[str, str]:
-        """Names in checkpoints of `FalconH1ForCausalLM`, where ``ssm_a`` is stored as the logarithm of its negative.
-
-        The multipliers of config.json are to be folded into the embeddings, the output layer, ``attn_k``,
-        ``attn_q``, ``attn_v``, ``attn_output``, the five slices of ``ssm_in``, ``ssm_out``, ``ffn_gate`` and
-        ``ffn_down``.
-        """
-        layer = "model.layers.{layer}."
-        modules = {
-            "attn_norm": "input_layernorm",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_output": "self_attn.o_proj",
-            "ssm_in": "mamba.in_proj",
-            "ssm_conv1d": "mamba.conv1d",
-            "ssm_norm": "mamba.norm",
-            "ssm_out": "mamba.out_proj",
-            "ffn_gate": "feed_forward.gate_proj",
-            "ffn_up": "feed_forward.up_proj",
-            "ffn_down": "feed_forward.down_proj",
-        }
-        names = {
-            "token_embd.weight": "model.embed_tokens.weight",
-            "output_norm.weight": "model.final_layernorm.weight",
-            "output.weight": "lm_head.weight",
-            "blk.{layer}.ffn_norm": layer + "pre_ff_layernorm.weight",
-            "blk.{layer}.ssm_a": layer + "mamba.A_log",
-            "blk.{layer}.ssm_d": layer + "mamba.D",
-            "blk.{layer}.ssm_dt.bias": layer + "mamba.dt_bias",
-        }
-        names |= {f"blk.{{layer}}.{ours}.weight": f"{layer}{theirs}.weight" for ours, theirs in modules.items()}
-        biased = {ours: theirs for ours, theirs in modules.items() if "norm" not in ours}
-        return names | {f"blk.{{layer}}.{ours}.bias": f"{layer}{theirs}.bias" for ours, theirs in biased.items()}
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

@@ -16,20 +16,16 @@ Source: Mamba-2: Dao and Gu 2024, arXiv 2405.21060; experts: Shazeer et al. 2017
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kinetic_arch_granite import checkpoint
+from kinetic_arch_granite.checkpoint import CHECKPOINT
 from kinetic_arch_granite.tiny import tiny_variants
 from kinetic_core.errors import MetadataError, TensorError, UnsupportedModelError, describe
 from kinetic_core.gguf import Metadata, check_block_count, require_tensor
 from kinetic_core.interfaces import Architecture, ArchitectureCapabilities, TinyVariant
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from kinetic_core.gguf import TensorSource
-    from kinetic_core.interfaces import CheckpointConfig
     from kinetic_core.program import ProgramBuilder, Value, Weight
 
 KEY = "granitehybrid"
@@ -39,6 +35,7 @@ class GraniteHybrid(Architecture):
     """A model of the family. `kv_heads[layer]` = 0 marks a Mamba-2 block; `n_experts` = 0 a dense model."""
 
     capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_experts=True)
+    checkpoint = CHECKPOINT
 
     def __init__(self, source: TensorSource) -> None:
         """Read the keys under ``granitehybrid.``.
@@ -223,63 +220,6 @@ class GraniteHybrid(Architecture):
         weights = [b.weight(f"{block}{name}.weight", (width, x.width)) for name, width in outputs.items()]
         biases = [b.optional_weight(f"{block}{name}.bias", (width,)) for name, width in outputs.items()]
         return b.linears(x, weights, biases)
-
-    @classmethod
-    def checkpoint_names(cls) -> Mapping[str, str]:
-        """Names in checkpoints of `GraniteMoeHybridForCausalLM`.
-
-        Gate and up projections share one tensor there, gate first; ``ssm_a`` is -exp of what is stored; q and k rows
-        are in half-split order. Dense models have only the shared expert, which is their feed-forward layer.
-        """
-        layer = "model.layers.{layer}."
-        modules = {
-            "attn_norm": "input_layernorm",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_output": "self_attn.o_proj",
-            "ssm_in": "mamba.in_proj",
-            "ssm_conv1d": "mamba.conv1d",
-            "ssm_norm": "mamba.norm",
-            "ssm_out": "mamba.out_proj",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_gate_inp": "block_sparse_moe.router.layer",
-            "ffn_gate_exps": "block_sparse_moe.input_linear",
-            "ffn_up_exps": "block_sparse_moe.input_linear",
-            "ffn_down_exps": "block_sparse_moe.output_linear",
-        }
-        for kind in ("", "_shexp"):
-            modules |= {f"ffn_gate{kind}": "shared_mlp.input_linear", f"ffn_up{kind}": "shared_mlp.input_linear"}
-            modules[f"ffn_down{kind}"] = "shared_mlp.output_linear"
-        names = {
-            "token_embd.weight": "model.embed_tokens.weight",
-            "output_norm.weight": "model.norm.weight",
-            "output.weight": "lm_head.weight",
-            "blk.{layer}.ssm_a": layer + "mamba.A_log",
-            "blk.{layer}.ssm_d": layer + "mamba.D",
-            "blk.{layer}.ssm_dt.bias": layer + "mamba.dt_bias",
-        }
-        names |= {f"blk.{{layer}}.{ours}.weight": f"{layer}{theirs}.weight" for ours, theirs in modules.items()}
-        unbiased = ("norm", "exps", "inp")
-        biased = {ours: theirs for ours, theirs in modules.items() if not ours.endswith(unbiased)}
-        return names | {f"blk.{{layer}}.{ours}.bias": f"{layer}{theirs}.bias" for ours, theirs in biased.items()}
-
-    @classmethod
-    def checkpoint_classes(cls) -> Sequence[str]:
-        """`GraniteMoeHybridForCausalLM`, dense and with experts."""
-        return (checkpoint.CLASS,)
-
-    @classmethod
-    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
-        """See `checkpoint.metadata`."""
-        return checkpoint.metadata(config)
-
-    @classmethod
-    def checkpoint_tensor(
-        cls, name: str, array: npt.NDArray[np.float32], config: CheckpointConfig
-    ) -> npt.NDArray[np.float32] | None:
-        """See `checkpoint.tensor`."""
-        return checkpoint.tensor(name, array, config)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

@@ -18,17 +18,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kinetic_arch_lfm import checkpoint
 from kinetic_core.errors import MetadataError, TensorError, UnsupportedModelError, describe
 from kinetic_core.gguf import Metadata, check_block_count, require_tensor
 from kinetic_core.interfaces import Architecture
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from kinetic_core.gguf import TensorSource
-    from kinetic_core.interfaces import CheckpointConfig
     from kinetic_core.program import ProgramBuilder, Value, Weight
 
 Fixed = bool | int | float | str
@@ -157,39 +152,6 @@ class Lfm(Architecture):
     def linears(b: ProgramBuilder, layer: int, x: Value, outputs: Mapping[str, int]) -> tuple[Value, ...]:
         """Linear layers of one input, by name and width."""
         return b.linears(x, [b.weight(f"blk.{layer}.{name}.weight", (n, x.width)) for name, n in outputs.items()])
-
-    @classmethod
-    def checkpoint_tensor(
-        cls, name: str, array: npt.NDArray[np.float32], config: CheckpointConfig
-    ) -> npt.NDArray[np.float32]:
-        """See `checkpoint.tensor`."""
-        return checkpoint.tensor(name, array)
-
-
-def checkpoint_tensors(modules: Mapping[str, str]) -> dict[str, str]:
-    """GGUF name -> checkpoint name of all tensors. modules: those of a block that this family names its own way."""
-    shared = {
-        "attn_norm": "operator_norm",
-        "ffn_norm": "ffn_norm",
-        "shortconv.in_proj": "conv.in_proj",
-        "shortconv.conv": "conv.conv",
-        "shortconv.out_proj": "conv.out_proj",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "ffn_gate": "feed_forward.w1",
-        "ffn_up": "feed_forward.w3",
-        "ffn_down": "feed_forward.w2",
-    }
-    names = {
-        f"blk.{{layer}}.{ours}.weight": f"model.layers.{{layer}}.{theirs}.weight"
-        for ours, theirs in {**shared, **modules}.items()
-    }
-    return names | {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "token_embd_norm.weight": "model.embedding_norm.weight",
-        "output.weight": "lm_head.weight",
-    }
 
 
 def whole_head(meta: Metadata, key: str, head_dim: int) -> None:

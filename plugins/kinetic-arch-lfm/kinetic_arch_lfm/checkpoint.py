@@ -1,4 +1,4 @@
-"""Checkpoints of the families: their configuration, and the few tensors that files store otherwise."""
+"""Checkpoints of `Lfm2ForCausalLM`, `Lfm2MoeForCausalLM` and `Lfm3ForCausalLM`: their configuration and tensors."""
 
 from __future__ import annotations
 
@@ -8,47 +8,91 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kinetic_core.interfaces import CheckpointConfig
+from kinetic_core.checkpoint import (
+    CheckpointConfig,
+    CheckpointFormat,
+    TensorRule,
+    block_rules,
+    common_metadata,
+    head_dim,
+    layer_types,
+    model_rules,
+    rope_base,
+    rope_type,
+    without_middle_axis,
+)
 
 FIXED_PAIR = 1e30
 """The frequency factor of a pair that does not turn."""
+_SHARED = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+_LFM2 = {
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "attn_output": "self_attn.out_proj",
+}
+_EXPERTS = {
+    "ffn_gate_inp": "gate",
+    "ffn_gate_exps": "experts.{expert}.w1",
+    "ffn_up_exps": "experts.{expert}.w3",
+    "ffn_down_exps": "experts.{expert}.w2",
+}
+_LFM3 = {
+    "post_attention_norm": "post_operator_norm",
+    "post_ffw_norm": "post_ffn_norm",
+    "attn_gate": "self_attn.gate_proj",  # the module itself is called g_proj
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+}
 
 
-def common_metadata(config: CheckpointConfig, *, adjusted: bool = False) -> dict[str, Any]:
-    """The keys that all families have; raises MetadataError for variants that the forward pass does not cover.
+def _rules(modules: Mapping[str, str], *others: TensorRule) -> list[TensorRule]:
+    kernel = {"shortconv.conv": without_middle_axis}
+    rules = model_rules("embedding_norm", norm_name="token_embd_norm")
+    return [*rules, *block_rules({**_SHARED, **modules}, kernel), *others]
 
-    adjusted: whether the feed-forward width is adjusted where the configuration does not say so.
-    """
+
+def _lfm2moe_rules(config: CheckpointConfig) -> list[TensorRule]:
+    layer = "model.layers.{layer}.feed_forward."
+    bias = TensorRule("blk.{layer}.exp_probs_b.bias", layer + "expert_bias")
+    return _rules(_LFM2, *block_rules(_EXPERTS, layer=layer), bias)
+
+
+def _common(config: CheckpointConfig, *, adjusted: bool = False) -> dict[str, Any]:
+    """adjusted: whether the feed-forward width is adjusted where the configuration does not say so."""
     config.expect("conv_bias", False)
-    d_model, heads = config.get_int("hidden_size", minimum=1), config.get_int("num_attention_heads", minimum=1)
-    kv_heads = config.get_int("num_key_value_heads", default=heads, minimum=1)
-    kinds = layer_types(config)
+    common = common_metadata(config)
+    kv_heads = common["attention.head_count_kv"]
     return {
-        "block_count": len(kinds),
-        "context_length": config.get_int("max_position_embeddings", minimum=1),
-        "embedding_length": d_model,
+        **common,
         "feed_forward_length": _feed_forward_length(config, adjusted),
-        "attention.head_count": heads,
-        "attention.head_count_kv": np.array([0 if kind == "conv" else kv_heads for kind in kinds], np.int32),
-        "attention.layer_norm_rms_epsilon": config.get_float("norm_eps", "rms_norm_eps", "block_norm_eps"),
+        "attention.head_count_kv": np.array([0 if kind == "conv" else kv_heads for kind in _kinds(config)], np.int32),
         "shortconv.l_cache": config.get_int("conv_L_cache", minimum=1),
     }
 
 
-def lfm2_metadata(config: CheckpointConfig, *, adjusted: bool = True) -> dict[str, Any]:
-    """LFM2: one base for all attention blocks."""
-    rope = config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
-    rope.expect("rope_type", "default")
-    if "sliding_attention" in layer_types(config):
+def _lfm2_metadata(config: CheckpointConfig, *, adjusted: bool = True) -> dict[str, Any]:
+    rope_type(config, "default")
+    if "sliding_attention" in _kinds(config):
         raise config.refused("layer_types", "conv and full_attention")
-    base = rope.get_float("rope_theta", default=None) or config.get_float("rope_theta", "theta", default=1000000.0)
-    return {**common_metadata(config, adjusted=adjusted), "rope.freq_base": base}
+    return {**_common(config, adjusted=adjusted), "rope.freq_base": rope_base(config, 1000000.0)}
 
 
-def lfm2moe_metadata(config: CheckpointConfig) -> dict[str, Any]:
-    """LFM2 with experts."""
+def _lfm2moe_metadata(config: CheckpointConfig) -> dict[str, Any]:
     return {
-        **lfm2_metadata(config, adjusted=False),
+        **_lfm2_metadata(config, adjusted=False),
         "expert_count": config.get_int("num_experts", minimum=1),
         "expert_used_count": config.get_int("num_experts_per_tok", minimum=1),
         "expert_feed_forward_length": config.get_int("moe_intermediate_size", minimum=1),
@@ -59,19 +103,22 @@ def lfm2moe_metadata(config: CheckpointConfig) -> dict[str, Any]:
     }
 
 
-def lfm3_metadata(config: CheckpointConfig) -> dict[str, Any]:
-    """LFM3: rope settings for each kind of attention block, and the window of the sliding ones."""
-    rope, kinds = config.section("rope_parameters"), layer_types(config)
+def _lfm3_metadata(config: CheckpointConfig) -> dict[str, Any]:
+    """Rope settings for each kind of attention block, and the window of the sliding ones."""
+    config.expect("use_sandwich_norm", True)
+    config.expect("use_attention_gate", True)
+    config.expect("attention_bias", False)
+    rope, kinds, head = config.section("rope_parameters"), _kinds(config), head_dim(config)
     full, sliding = rope.section("full_attention"), rope.section("sliding_attention")
     if full.get_str("rope_type", default="default") not in ("default", "proportional"):
         raise full.refused("rope_type", "default or proportional")
     sliding.expect("rope_type", "default")
     metadata = {
-        **common_metadata(config),
-        "attention.key_length": head_dim(config),
-        "attention.value_length": head_dim(config),
+        **_common(config),
+        "attention.key_length": head,
+        "attention.value_length": head,
         "rope.freq_base": full.get_float("rope_theta"),
-        "rope.dimension_count": head_dim(config),
+        "rope.dimension_count": head,
     }
     if "sliding_attention" not in kinds:
         return metadata
@@ -79,11 +126,11 @@ def lfm3_metadata(config: CheckpointConfig) -> dict[str, Any]:
         "attention.sliding_window": config.get_int("sliding_window", minimum=1),
         "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
         "rope.freq_base_swa": sliding.get_float("rope_theta"),
-        "rope.dimension_count_swa": head_dim(config),
+        "rope.dimension_count_swa": head,
     }
 
 
-def lfm3_factors(config: CheckpointConfig) -> Mapping[str, npt.NDArray[np.float32]]:
+def _lfm3_factors(config: CheckpointConfig) -> Mapping[str, npt.NDArray[np.float32]]:
     """``rope_freqs.weight`` where only the first share of a full block's pairs turns."""
     full = config.section("rope_parameters").section("full_attention")
     share, pairs = full.get_float("partial_rotary_factor", default=1.0), head_dim(config) // 2
@@ -96,29 +143,16 @@ def lfm3_factors(config: CheckpointConfig) -> Mapping[str, npt.NDArray[np.float3
     return {"rope_freqs.weight": factors}
 
 
-def tensor(name: str, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """A convolution's kernel loses the axis of length 1 in the middle."""
-    return array.squeeze(1) if name.endswith("shortconv.conv.weight") and array.ndim == 3 else array
-
-
-def layer_types(config: CheckpointConfig) -> tuple[str, ...]:
-    """conv, full_attention or sliding_attention per block; older files number the attention blocks."""
-    n_layers = config.get_int("num_hidden_layers", minimum=1)
+def _kinds(config: CheckpointConfig) -> tuple[str, ...]:
+    """The kind of each block; older files number the attention blocks."""
+    default = None
     if "layer_types" not in config:
         numbers = config.values.get("full_attn_idxs")
         if not isinstance(numbers, list):
             raise config.refused("full_attn_idxs", "the numbers of the attention blocks, or layer_types")
-        return tuple("full_attention" if layer in numbers else "conv" for layer in range(n_layers))
-    kinds: tuple[str, ...] = config.get_strings("layer_types")
-    if len(kinds) != n_layers or not set(kinds) <= {"conv", "full_attention", "sliding_attention"}:
-        raise config.refused("layer_types", f"{n_layers} of conv, full_attention and sliding_attention")
-    return kinds
-
-
-def head_dim(config: CheckpointConfig) -> int:
-    """``head_dim``, or the hidden size shared out to the heads."""
-    heads = config.get_int("num_attention_heads", minimum=1)
-    return int(config.get_int("head_dim", default=config.get_int("hidden_size") // heads, minimum=2))
+        n_layers = config.get_int("num_hidden_layers", minimum=1)
+        default = tuple("full_attention" if layer in numbers else "conv" for layer in range(n_layers))
+    return layer_types(config, "conv", "full_attention", "sliding_attention", default=default)
 
 
 def _feed_forward_length(config: CheckpointConfig, adjusted: bool) -> int:
@@ -129,3 +163,8 @@ def _feed_forward_length(config: CheckpointConfig, adjusted: bool) -> int:
     width = int(config.get_float("block_ffn_dim_multiplier", default=1.0) * int(2 * width / 3))
     multiple = config.get_int("block_multiple_of", default=256, minimum=1)
     return int(-(-width // multiple) * multiple)
+
+
+LFM2 = CheckpointFormat(("Lfm2ForCausalLM",), _lfm2_metadata, lambda config: _rules(_LFM2))
+LFM2_MOE = CheckpointFormat(("Lfm2MoeForCausalLM",), _lfm2moe_metadata, _lfm2moe_rules)
+LFM3 = CheckpointFormat(("Lfm3ForCausalLM",), _lfm3_metadata, lambda config: _rules(_LFM3), extras=_lfm3_factors)

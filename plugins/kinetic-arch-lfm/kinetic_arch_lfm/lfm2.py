@@ -12,16 +12,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from kinetic_arch_lfm import checkpoint
-from kinetic_arch_lfm.blocks import Fixed, Lfm, checkpoint_tensors, does_not_fit
+from kinetic_arch_lfm.blocks import Fixed, Lfm, does_not_fit
+from kinetic_arch_lfm.checkpoint import LFM2, LFM2_MOE
 from kinetic_arch_lfm.tiny import lfm2_variants, lfm2moe_variants
 from kinetic_core.interfaces import ArchitectureCapabilities, TinyVariant
 
 if TYPE_CHECKING:
     from kinetic_core.gguf import TensorSource
-    from kinetic_core.interfaces import CheckpointConfig
     from kinetic_core.program import ProgramBuilder, Value
 
 
@@ -29,6 +28,7 @@ class Lfm2(Lfm):
     """A dense LFM2 model."""
 
     capabilities = ArchitectureCapabilities(has_recurrent_state=True)
+    checkpoint = LFM2
     key = "lfm2"
     only: ClassVar[Mapping[str, Fixed]] = {"expert_count": 0, "attention.sliding_window": 0}
 
@@ -45,26 +45,6 @@ class Lfm2(Lfm):
         return self.linears(b, layer, mixed, {"attn_output": self.d_model})[0]
 
     @classmethod
-    def checkpoint_names(cls) -> Mapping[str, str]:
-        """Names in checkpoints of `Lfm2ForCausalLM`."""
-        attention = {
-            "attn_q_norm": "self_attn.q_layernorm",
-            "attn_k_norm": "self_attn.k_layernorm",
-            "attn_output": "self_attn.out_proj",
-        }
-        return checkpoint_tensors(attention)
-
-    @classmethod
-    def checkpoint_classes(cls) -> Sequence[str]:
-        """`Lfm2ForCausalLM`."""
-        return ("Lfm2ForCausalLM",)
-
-    @classmethod
-    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
-        """See `checkpoint.lfm2_metadata`."""
-        return checkpoint.lfm2_metadata(config)
-
-    @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:
         """See `tiny`."""
         return lfm2_variants()
@@ -74,6 +54,7 @@ class Lfm2Moe(Lfm2):
     """An LFM2 model with experts."""
 
     capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_experts=True)
+    checkpoint = LFM2_MOE
     key = "lfm2moe"
     only: ClassVar[Mapping[str, Fixed]] = {
         "attention.sliding_window": 0,
@@ -108,29 +89,6 @@ class Lfm2Moe(Lfm2):
             b.weight(block + "ffn_up_exps.weight", (n, *shape)),
             b.weight(block + "ffn_down_exps.weight", (n, *shape[::-1])),
         )
-
-    @classmethod
-    def checkpoint_names(cls) -> Mapping[str, str]:
-        """Names in checkpoints of `Lfm2MoeForCausalLM`; ``{expert}`` stands for the number of an expert."""
-        block, layer = "blk.{layer}.", "model.layers.{layer}.feed_forward."
-        return {
-            **super().checkpoint_names(),
-            block + "ffn_gate_inp.weight": layer + "gate.weight",
-            block + "exp_probs_b.bias": layer + "expert_bias",
-            block + "ffn_gate_exps.weight": layer + "experts.{expert}.w1.weight",
-            block + "ffn_up_exps.weight": layer + "experts.{expert}.w3.weight",
-            block + "ffn_down_exps.weight": layer + "experts.{expert}.w2.weight",
-        }
-
-    @classmethod
-    def checkpoint_classes(cls) -> Sequence[str]:
-        """`Lfm2MoeForCausalLM`."""
-        return ("Lfm2MoeForCausalLM",)
-
-    @classmethod
-    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
-        """See `checkpoint.lfm2moe_metadata`."""
-        return checkpoint.lfm2moe_metadata(config)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

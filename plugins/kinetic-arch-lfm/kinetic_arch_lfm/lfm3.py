@@ -11,19 +11,15 @@ full blocks `rope_freqs.weight` stops most pairs: its factors are 1 for pairs th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from kinetic_arch_lfm import checkpoint
-from kinetic_arch_lfm.blocks import Fixed, Lfm, checkpoint_tensors, whole_head
+from kinetic_arch_lfm.blocks import Fixed, Lfm, whole_head
+from kinetic_arch_lfm.checkpoint import LFM3
 from kinetic_arch_lfm.tiny import lfm3_variants
 from kinetic_core.interfaces import ArchitectureCapabilities, TinyVariant
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from kinetic_core.gguf import TensorSource
-    from kinetic_core.interfaces import CheckpointConfig
     from kinetic_core.program import ProgramBuilder, Value
 
 
@@ -31,6 +27,7 @@ class Lfm3(Lfm):
     """An LFM3 model."""
 
     capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_sliding_window=True)
+    checkpoint = LFM3
     key = "lfm3"
     only: ClassVar[Mapping[str, Fixed]] = {"expert_count": 0}
 
@@ -64,34 +61,6 @@ class Lfm3(Lfm):
         else:
             mixed = self.attend(b, layer, q, k, v, base=self.rope_base, factors=self.rope_factors(b))
         return self.linears(b, layer, b.gate(gate, mixed, "sigmoid"), {"attn_output": self.d_model})[0]
-
-    @classmethod
-    def checkpoint_names(cls) -> Mapping[str, str]:
-        """Names in checkpoints of `Lfm3ForCausalLM`; the gate is stored under another name than its module has."""
-        modules = {
-            "post_attention_norm": "post_operator_norm",
-            "post_ffw_norm": "post_ffn_norm",
-            "attn_gate": "self_attn.gate_proj",
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "attn_output": "self_attn.o_proj",
-        }
-        return checkpoint_tensors(modules)
-
-    @classmethod
-    def checkpoint_classes(cls) -> Sequence[str]:
-        """`Lfm3ForCausalLM`."""
-        return ("Lfm3ForCausalLM",)
-
-    @classmethod
-    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
-        """See `checkpoint.lfm3_metadata`."""
-        return checkpoint.lfm3_metadata(config)
-
-    @classmethod
-    def checkpoint_extras(cls, config: CheckpointConfig) -> Mapping[str, npt.NDArray[np.float32]]:
-        """See `checkpoint.lfm3_factors`."""
-        return checkpoint.lfm3_factors(config)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

@@ -15,17 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kinetic_arch_llama import checkpoint
+from kinetic_arch_llama.checkpoint import CHECKPOINT
 from kinetic_core.errors import MetadataError, TensorError, UnsupportedModelError, describe
 from kinetic_core.gguf import Metadata, check_block_count, require_tensor
 from kinetic_core.interfaces import Architecture, ArchitectureCapabilities, TinyVariant
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from kinetic_core.gguf import TensorSource
-    from kinetic_core.interfaces import CheckpointConfig
     from kinetic_core.program import ProgramBuilder, Value, Weight
 
 
@@ -33,6 +29,7 @@ class Llama(Architecture):
     """A dense model of the Llama family. `heads`, `kv_heads`, `head_dim` and the like are the file's, checked."""
 
     capabilities = ArchitectureCapabilities()
+    checkpoint = CHECKPOINT
 
     def __init__(self, source: TensorSource) -> None:
         """Read the keys under ``llama.``.
@@ -123,52 +120,6 @@ class Llama(Architecture):
         weights = [b.weight(f"{block}{name}.weight", (width, x.width)) for name, width in outputs.items()]
         biases = [b.optional_weight(f"{block}{name}.bias", (width,)) for name, width in outputs.items()]
         return b.linears(x, weights, biases)
-
-    @classmethod
-    def checkpoint_names(cls) -> Mapping[str, str]:
-        """Names in checkpoints of `LlamaForCausalLM` (whose q and k rows are in half-split order)."""
-        layer = "model.layers.{layer}."
-        modules = {
-            "attn_norm": "input_layernorm",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_output": "self_attn.o_proj",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_gate": "mlp.gate_proj",
-            "ffn_up": "mlp.up_proj",
-            "ffn_down": "mlp.down_proj",
-        }
-        names = {
-            "token_embd.weight": "model.embed_tokens.weight",
-            "output_norm.weight": "model.norm.weight",
-            "output.weight": "lm_head.weight",
-        }
-        names |= {f"blk.{{layer}}.{ours}.weight": f"{layer}{theirs}.weight" for ours, theirs in modules.items()}
-        biased = {ours: theirs for ours, theirs in modules.items() if "norm" not in ours}
-        return names | {f"blk.{{layer}}.{ours}.bias": f"{layer}{theirs}.bias" for ours, theirs in biased.items()}
-
-    @classmethod
-    def checkpoint_classes(cls) -> Sequence[str]:
-        """Llama and Mistral."""
-        return checkpoint.CLASSES
-
-    @classmethod
-    def from_checkpoint(cls, config: CheckpointConfig) -> Mapping[str, Any]:
-        """See `checkpoint.metadata`."""
-        return checkpoint.metadata(config)
-
-    @classmethod
-    def checkpoint_tensor(
-        cls, name: str, array: npt.NDArray[np.float32], config: CheckpointConfig
-    ) -> npt.NDArray[np.float32]:
-        """See `checkpoint.tensor`."""
-        return checkpoint.tensor(name, array, config)
-
-    @classmethod
-    def checkpoint_extras(cls, config: CheckpointConfig) -> Mapping[str, npt.NDArray[np.float32]]:
-        """See `checkpoint.frequency_factors`."""
-        return checkpoint.frequency_factors(config)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from kinetic_arch_qwen35.checkpoint import DENSE, EXPERTS
 from kinetic_arch_qwen35.tiny import dense_variants, expert_variants
 from kinetic_core.errors import MetadataError, TensorError, UnsupportedModelError, describe
 from kinetic_core.gguf import check_block_count, require_tensor
@@ -38,13 +39,8 @@ class Qwen35(Architecture):
     """A dense model of the family. `recurrent[block]`: is it a delta-net block? The prediction block comes last."""
 
     capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_prediction_block=True)
+    checkpoint = DENSE
     key: ClassVar[str] = "qwen35"
-    modules: ClassVar[Mapping[str, str]] = {
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    """The feed-forward layer's tensors, and what checkpoints call them."""
 
     def __init__(self, source: TensorSource) -> None:
         """Read the keys under ``<architecture>.``.
@@ -245,50 +241,6 @@ class Qwen35(Architecture):
         return b.linears(x, [b.weight(f"{block}{name}.weight", (width, x.width)) for name, width in outputs.items()])
 
     @classmethod
-    def checkpoint_names(cls) -> Mapping[str, str]:
-        """Names in checkpoints of the text model.
-
-        Norm weights but ``ssm_norm`` are stored there as offsets from 1, ``ssm_a`` as the logarithm of what it is
-        minus, and value heads grouped by key head. Of a prediction block, ``mtp.`` is the one: its tensors have the
-        names of an attention block's there.
-        """
-        layer = "model.language_model.layers.{layer}."
-        modules = {
-            "attn_norm": "input_layernorm",
-            "attn_qkv": "linear_attn.in_proj_qkv",
-            "attn_gate": "linear_attn.in_proj_z",
-            "ssm_alpha": "linear_attn.in_proj_a",
-            "ssm_beta": "linear_attn.in_proj_b",
-            "ssm_conv1d": "linear_attn.conv1d",
-            "ssm_norm": "linear_attn.norm",
-            "ssm_out": "linear_attn.out_proj",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "attn_output": "self_attn.o_proj",
-            "post_attention_norm": "post_attention_layernorm",
-        }
-        block = "blk.{layer}."
-        names = {
-            "token_embd.weight": "model.language_model.embed_tokens.weight",
-            "output_norm.weight": "model.language_model.norm.weight",
-            "output.weight": "lm_head.weight",
-            block + "ssm_a": layer + "linear_attn.A_log",
-            block + "ssm_dt.bias": layer + "linear_attn.dt_bias",
-            block + "nextn.eh_proj.weight": "mtp.fc.weight",
-            block + "nextn.enorm.weight": "mtp.pre_fc_norm_embedding.weight",
-            block + "nextn.hnorm.weight": "mtp.pre_fc_norm_hidden.weight",
-            block + "nextn.shared_head_norm.weight": "mtp.norm.weight",
-            block + "nextn.embed_tokens.weight": "mtp.embed_tokens.weight",
-            block + "nextn.shared_head_head.weight": "mtp.shared_head.head.weight",
-        }
-        return names | {
-            f"{block}{ours}.weight": f"{layer}{theirs}.weight" for ours, theirs in {**modules, **cls.modules}.items()
-        }
-
-    @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:
         """Tied and untied, 3 value heads per key head, with a prediction block and with one of its own vocabulary."""
         return dense_variants()
@@ -298,17 +250,8 @@ class Qwen35Moe(Qwen35):
     """A model of the family with experts in every block's feed-forward layer, a shared one among them."""
 
     capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_prediction_block=True, has_experts=True)
+    checkpoint = EXPERTS
     key = "qwen35moe"
-    modules: ClassVar[Mapping[str, str]] = {
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
-        "ffn_up_exps": "mlp.experts.{expert}.up_proj",
-        "ffn_down_exps": "mlp.experts.{expert}.down_proj",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    }
 
     def _read_feed_forward(self) -> None:
         meta = self.meta

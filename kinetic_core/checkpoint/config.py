@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kinetic_core.errors import MetadataError, describe, shown
@@ -14,15 +14,18 @@ _REQUIRED: Any = object()
 class CheckpointConfig:
     """The keys of a config.json, read with their types; null counts as absent.
 
-    values: the parsed object. where: how messages call it.
+    values: the parsed object. where: how messages call it. tensors: names that the checkpoint's files hold.
 
     A reader names one key or several that mean the same in older and newer files; the first that is there is taken.
     Without a default a missing key raises MetadataError, as does any value of another type.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+    def __init__(
+        self, values: Mapping[str, Any], where: str = "config.json", tensors: Collection[str] = frozenset()
+    ) -> None:
         self.values = values
         self.where = where
+        self.tensors = tensors
 
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -61,6 +64,27 @@ class CheckpointConfig:
         if not isinstance(value, list | tuple) or not all(isinstance(element, str) for element in value):
             raise self._refused(key, value, "a list of texts")
         return tuple(value)
+
+    def get_floats(self, key: str, count: int, *, default: float) -> tuple[float, ...]:
+        """`count` finite numbers; where the key is absent, `default` as often."""
+        value = self.values.get(key)
+        if value is None:
+            return (default,) * count
+        numbers = value if isinstance(value, list | tuple) else ()
+        if len(numbers) != count or not all(
+            isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+            for number in numbers
+        ):
+            raise self._refused(key, value, f"{count} finite numbers")
+        return tuple(map(float, numbers))
+
+    def flattened(self, key: str) -> CheckpointConfig:
+        """The object under `key`, with the keys beside it for what it lacks; this one where there is no such object."""
+        inner = self.section(key).values
+        others = {name: value for name, value in self.values.items() if name != key}
+        return CheckpointConfig(
+            {**others, **{n: v for n, v in inner.items() if v is not None}}, self.where, self.tensors
+        )
 
     def section(self, key: str) -> CheckpointConfig:
         """The object under `key`, empty where the key is absent."""

@@ -1,0 +1,69 @@
+"""What most families' config.json say alike: sizes, heads, rope, kinds of blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kinetic_core.checkpoint.config import CheckpointConfig
+
+
+def common_metadata(config: CheckpointConfig) -> dict[str, Any]:
+    """The keys that every family has; `attention.head_count_kv` as one number."""
+    heads = config.get_int("num_attention_heads", minimum=1)
+    return {
+        "block_count": config.get_int("num_hidden_layers", minimum=1),
+        "context_length": config.get_int("max_position_embeddings", minimum=1),
+        "embedding_length": config.get_int("hidden_size", minimum=1),
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.get_int("num_key_value_heads", default=heads, minimum=1),
+        "attention.layer_norm_rms_epsilon": config.get_float("rms_norm_eps", "norm_eps", "block_norm_eps"),
+    }
+
+
+def head_dim(config: CheckpointConfig) -> int:
+    """``head_dim``, or the hidden size shared out to the heads."""
+    heads = config.get_int("num_attention_heads", minimum=1)
+    return int(config.get_int("head_dim", default=config.get_int("hidden_size") // heads, minimum=2))
+
+
+def rope_settings(config: CheckpointConfig) -> CheckpointConfig:
+    """The settings of rope, which newer files keep under another key."""
+    return config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+
+
+def rope_type(config: CheckpointConfig, *supported: str) -> str:
+    """The kind of rope, ``default`` where nothing is said; MetadataError for one that is not supported."""
+    settings = rope_settings(config)
+    kind: str = settings.get_str("rope_type", "type", default="default")
+    if kind not in supported:
+        raise settings.refused("rope_type" if "rope_type" in settings else "type", " or ".join(supported))
+    return kind
+
+
+def rope_base(config: CheckpointConfig, default: float = 10000.0) -> float:
+    """``rope_theta``, among the settings of rope or beside them."""
+    beside = config.get_float("rope_theta", "theta", default=default)
+    return float(rope_settings(config).get_float("rope_theta", default=beside))
+
+
+def layer_types(config: CheckpointConfig, *known: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """The kind of each block, one of `known`; `default` where config.json does not say."""
+    n_layers = config.get_int("num_hidden_layers", minimum=1)
+    fallback = {} if default is None else {"default": default}
+    kinds: tuple[str, ...] = config.get_strings("layer_types", "layers_block_type", **fallback)
+    if len(kinds) != n_layers or not set(kinds) <= set(known):
+        raise config.refused("layer_types", f"{n_layers} of {', '.join(known)}")
+    return kinds
+
+
+def mamba2_metadata(config: CheckpointConfig) -> dict[str, Any]:
+    """The keys of Mamba-2 layers: the inner width is ``mamba_d_ssm``, or a multiple of the hidden size."""
+    width = config.get_int("hidden_size", minimum=1)
+    inner = config.get_int("mamba_d_ssm", default=None, minimum=1)
+    return {
+        "ssm.conv_kernel": config.get_int("mamba_d_conv", minimum=1),
+        "ssm.state_size": config.get_int("mamba_d_state", minimum=1),
+        "ssm.group_count": config.get_int("mamba_n_groups", minimum=1),
+        "ssm.inner_size": inner or config.get_int("mamba_expand", minimum=1) * width,
+        "ssm.time_step_rank": config.get_int("mamba_n_heads", minimum=1),
+    }
