@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"errors", "hookspecs", "interfaces"},
-    {"plugins", "program", "gguf", "text", "models", "directories"},
+    {"plugins", "program", "layers", "gguf", "text", "models", "directories"},
     {"reference", "backends", "state"},
     {"engine", "warmstart"},
     {"conformance", "server", "cli", "bench", "convert", "__main__"},
@@ -22,7 +22,7 @@ FREE = {"kinetic_core", "kinetic_core.builtins"}
 """The facade, and the registrations, which name their targets as strings."""
 PUBLIC = {
     "kinetic_core",
-    *(f"kinetic_core.{name}" for name in ("errors", "hookspecs", "interfaces", "program", "gguf")),
+    *(f"kinetic_core.{name}" for name in ("errors", "hookspecs", "interfaces", "program", "layers", "gguf")),
 }
 """Where a plugin may import from."""
 
