@@ -30,6 +30,11 @@ class Borrowed(Executable):
     def __init__(self, lender: Executable) -> None:
         self._lender = lender
 
+    @property
+    def max_rows(self) -> int:
+        """As the lender."""
+        return self._lender.max_rows
+
     def run(self, batch: Any) -> None:
         """As the lender."""
         self._lender.run(batch)
