@@ -169,9 +169,11 @@ def make_engine(
         has_states=model.has_states,
         kv_type=model.backend.capabilities.kv_types[0],
         max_sequences=4,
+        draft_policy="always",
     )
     tokenizer = Tokenizer.from_metadata(tokenizer_metadata(max(MIN_VOCAB, model.vocab)))
-    return Engine(Borrowed(executable), tokenizer, model.vocab, options, cache=cache, drafter=drafter)
+    drafters = {} if drafter is None else {"drafter": drafter}
+    return Engine(Borrowed(executable), tokenizer, model.vocab, options, cache=cache, drafters=drafters)
 
 
 def answer(
