@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"errors", "hookspecs", "interfaces"},
-    {"plugins", "program", "gguf", "text", "models", "directories", "checkpoint"},
+    {"plugins", "program", "layers", "gguf", "text", "models", "directories", "checkpoint"},
     {"reference", "backends", "state"},
     {"engine", "warmstart"},
     {"conformance", "server", "cli", "bench", "convert", "__main__"},
@@ -22,7 +22,10 @@ FREE = {"kinetic_core", "kinetic_core.builtins"}
 """The facade, and the registrations, which name their targets as strings."""
 PUBLIC = {
     "kinetic_core",
-    *(f"kinetic_core.{name}" for name in ("errors", "hookspecs", "interfaces", "program", "gguf", "checkpoint")),
+    *(
+        f"kinetic_core.{name}"
+        for name in ("errors", "hookspecs", "interfaces", "program", "layers", "gguf", "checkpoint")
+    ),
 }
 """Where a plugin may import from."""
 

@@ -30,6 +30,11 @@ class Borrowed(Executable):
     def __init__(self, lender: Executable) -> None:
         self._lender = lender
 
+    @property
+    def max_rows(self) -> int:
+        """As the lender."""
+        return self._lender.max_rows
+
     def run(self, batch: Any) -> None:
         """As the lender."""
         self._lender.run(batch)
@@ -164,9 +169,11 @@ def make_engine(
         has_states=model.has_states,
         kv_type=model.backend.capabilities.kv_types[0],
         max_sequences=4,
+        draft_policy="always",
     )
     tokenizer = Tokenizer.from_metadata(tokenizer_metadata(max(MIN_VOCAB, model.vocab)))
-    return Engine(Borrowed(executable), tokenizer, model.vocab, options, cache=cache, drafter=drafter)
+    drafters = {} if drafter is None else {"drafter": drafter}
+    return Engine(Borrowed(executable), tokenizer, model.vocab, options, cache=cache, drafters=drafters)
 
 
 def answer(

@@ -1,61 +1,263 @@
-"""The engine's side of drafting: asks the drafter for guesses that fit, and keeps its faults away from answers."""
+"""The engine's side of drafting: asks the sources for guesses, chooses which to run, isolates their faults."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
+import attrs
+
+from kinetic_core.engine.acceptance import Acceptance, Rates
+from kinetic_core.engine.draft_policy import GuessTree, best_rows, worthwhile_depth
 from kinetic_core.engine.sequence import Sequence
+from kinetic_core.engine.step_costs import StepCosts
+from kinetic_core.interfaces.drafter import SequenceStep
 
 if TYPE_CHECKING:
     from kinetic_core.interfaces.backend import Executable
-    from kinetic_core.interfaces.drafter import Drafter, DraftTree
+    from kinetic_core.interfaces.drafter import Draft, Drafter, DraftTree
 
 logger = logging.getLogger("kinetic.engine")
 
+DraftPolicy = Literal["measured", "always"]
+"""measured: guesses that promise more tokens per second. always: every guess that fits, at any cost; for tests."""
+
+MAX_DRAFT = 31
+"""Most draft rows of one sequence in a step."""
+LONGEST_PAUSE = 4
+"""Steps for which a source that only looks things up is left alone at most: asking it costs microseconds."""
+LONGEST_MODEL_PAUSE = 128
+"""The same for a source that runs a part of the model: a useless guess in 129 steps costs less than 1 %."""
+GUESS_SMOOTHING = 0.2
+"""Weight of the last measurement in the time that a guess of such a source takes."""
+
+
+@attrs.define(eq=False)
+class _Source:
+    """A drafter and its figures. drafted, accepted: guesses run, and those that came true."""
+
+    name: str
+    drafter: Drafter
+    runs_model: bool
+    everyone: Rates = attrs.field(factory=Rates)
+    drafted: int = 0
+    accepted: int = 0
+    guess_s: float | None = None
+    seconds: float = 0.0
+
+    def took(self, seconds: float, n_guesses: int) -> None:
+        self.seconds += seconds
+        if n_guesses:
+            each = seconds / n_guesses
+            self.guess_s = each if self.guess_s is None else self.guess_s + GUESS_SMOOTHING * (each - self.guess_s)
+
 
 class Drafting:
-    """A drafter, or none. A drafter that raises is turned off for good: guesses never change an answer, nor end it.
+    """The drafters of a model. One that raises is turned off for good: guesses never change an answer, nor end it.
 
-    drafted, accepted: tokens so far.
+    drafted, accepted: tokens so far. guessing_s: seconds spent on guesses and on choosing among them.
+    wasted_s: seconds by which steps were longer for rows whose guesses did not come true, as far as known.
     """
 
-    def __init__(self, drafter: Drafter | None, executable: Executable, vocab_size: int, context_length: int) -> None:
-        self._drafter = drafter
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        executable: Executable,
+        vocab_size: int,
+        context_length: int,
+        policy: DraftPolicy = "measured",
+    ) -> None:
         self._vocab_size = vocab_size
         self._context_length = context_length
-        self.drafted = 0
-        self.accepted = 0
+        self._policy = policy
+        self._sources: list[_Source] = []
+        self._records: dict[int, dict[str, Acceptance]] = {}
+        self._begun: list[tuple[Sequence, Sequence]] = []
+        self._run_trees: dict[Sequence, tuple[GuessTree, list[int]]] = {}
+        self._n_rows = (0, 0)
+        self.costs = StepCosts()
+        self.drafted = self.accepted = self.drafted_steps = 0
+        self.guessing_s = self.wasted_s = 0.0
         self.failed = False
-        if drafter is not None:
-            drafter.attach(executable)
-
-    def propose(self, sequences: Iterable[Sequence], n_rows_free: int) -> dict[Sequence, DraftTree]:
-        """A draft for each of these answering sequences that the drafter has one for; n_rows_free: in all."""
-        trees: dict[Sequence, DraftTree] = {}
-        if self._drafter is None:
-            return trees
-        for sequence in sequences:
-            most = min(n_rows_free, self._room(sequence))
-            if most < 1 or not sequence.is_drafted:
-                continue
+        for name, drafter in drafters.items():
+            source = _Source(name, drafter, drafter.capabilities.reads_hidden)
+            self._sources.append(source)
             try:
-                draft = self._drafter.propose(sequence.number, most)
-                tree = draft.tree if draft is not None and draft.tree.token_ids else None
-                if tree is not None:
-                    self._check(tree, most)
+                drafter.attach(executable)
             except Exception:
-                self._fail()
-                return {}
-            # A block for accepted tokens must be there before the step; nobody gives way for a guess.
-            if tree is None or sequence.state is None or not sequence.state.reserve(sequence.n_run + 1 + _depth(tree)):
-                continue
-            trees[sequence] = tree
-            n_rows_free -= len(tree.token_ids)
-            self.drafted += len(tree.token_ids)
-            sequence.active.drafted += len(tree.token_ids)
+                self._fail(source)
+        # What looks things up is asked first, what runs a part of the model only where that promises more.
+        self._sources.sort(key=lambda source: source.runs_model)
+
+    @property
+    def is_on(self) -> bool:
+        """Is there any source?"""
+        return bool(self._sources)
+
+    # sequences
+
+    def begin(self, sequence: Sequence, parent: Sequence | None = None) -> None:
+        """A sequence that will answer was admitted, or starts as a fork of another; one that is known is left alone."""
+        if not self._sources or sequence.is_drafted:
+            return
+        sequence.is_drafted = True
+        request = sequence.active.request
+        self._records[sequence.number] = {
+            source.name: Acceptance(source.everyone, LONGEST_MODEL_PAUSE if source.runs_model else LONGEST_PAUSE)
+            for source in self._sources
+        }
+        for source in list(self._sources):
+            self._call(source, "begin", sequence.number, request.prompt_ids, request.salt)
+        if parent is not None:
+            self._begun.append((sequence, parent))
+
+    def chosen(self, sequence: Sequence, token: int) -> None:
+        """A token became part of a sequence's answer."""
+        if not sequence.is_drafted:
+            return
+        for source in list(self._sources):
+            self._records[sequence.number][source.name].chosen(token)
+            self._call(source, "committed", sequence.number, (token,))
+
+    def end(self, sequence: Sequence) -> None:
+        """A sequence is done."""
+        if not sequence.is_drafted:
+            return
+        sequence.is_drafted = False
+        for source in list(self._sources):
+            self._call(source, "end", sequence.number)
+        self._records.pop(sequence.number, None)
+        self._run_trees.pop(sequence, None)
+
+    # guesses
+
+    def propose(
+        self, sequences: Iterable[Sequence], n_rows_free: int, other_s: float = 0.0
+    ) -> dict[Sequence, DraftTree]:
+        """Guesses to run for these answering sequences. n_rows_free: rows in all. other_s: the step's prompts' time."""
+        self._run_trees.clear()
+        if not self._sources:
+            return {}
+        began = time.perf_counter()
+        answering = list(sequences)
+        self._n_rows = (len(answering), len(answering))
+        trees: dict[Sequence, DraftTree] = {}
+        try:
+            measured = self.costs.is_measured and (other_s > 0 or not self.costs.is_due(len(answering)))
+            if measured or self._policy == "always":
+                trees = self._choose(answering, n_rows_free, other_s)
+        finally:
+            self.guessing_s += time.perf_counter() - began
+        if trees:
+            self.drafted_steps += 1
+            self._n_rows = (len(answering), len(answering) + sum(len(tree.token_ids) for tree in trees.values()))
         return trees
+
+    def _choose(self, answering: list[Sequence], n_rows_free: int, other_s: float) -> dict[Sequence, DraftTree]:
+        rooms = {s: min(n_rows_free, self._room(s), MAX_DRAFT) for s in answering if s.is_drafted}
+        guesses: dict[Sequence, GuessTree] = {}
+        for sequence, most in rooms.items():
+            if most >= 1:
+                for source in self._of(runs_model=False):
+                    self._ask(source, sequence, most, guesses)
+        for source in self._of(runs_model=True):
+            for sequence, most in rooms.items():
+                if most >= 1:
+                    other_s += self._ask_model(source, sequence, most, guesses, len(answering), n_rows_free, other_s)
+        if not guesses:
+            return {}
+        if self._policy == "always":
+            chosen = {sequence: list(range(len(tree.token_ids))) for sequence, tree in guesses.items()}
+        else:
+            chosen, _ = best_rows(guesses, len(answering), self.costs, most=n_rows_free, other_s=other_s)
+        return self._fit(guesses, chosen, n_rows_free)
+
+    def _of(self, *, runs_model: bool) -> list[_Source]:
+        return [source for source in self._sources if source.runs_model is runs_model]
+
+    def _fit(
+        self, guesses: dict[Sequence, GuessTree], chosen: dict[Sequence, list[int]], n_rows_free: int
+    ) -> dict[Sequence, DraftTree]:
+        """The trees to run: within the rows and blocks that are free, and counted."""
+        trees: dict[Sequence, DraftTree] = {}
+        for sequence, nodes in chosen.items():
+            tree, nodes = guesses[sequence], nodes[: min(n_rows_free, MAX_DRAFT)]
+            if not nodes:
+                continue
+            # A block for accepted tokens must be there before the step; nobody gives way for a guess.
+            depth = max(tree.depths[node] for node in nodes)
+            if sequence.state is None or not sequence.state.reserve(sequence.n_run + 1 + depth):
+                continue
+            trees[sequence] = tree.part(nodes)
+            self._run_trees[sequence] = (tree, nodes)
+            n_rows_free -= len(nodes)
+            self.drafted += len(nodes)
+            sequence.active.drafted += len(nodes)
+            for source in self._sources:
+                source.drafted += sum(source.name in tree.sources[node] for node in nodes)
+        return trees
+
+    def _ask(self, source: _Source, sequence: Sequence, most: int, guesses: dict[Sequence, GuessTree]) -> int:
+        """Take a source's guesses in; how many there are."""
+        record = self._records[sequence.number][source.name]
+        if self._policy == "measured" and not source.runs_model and not record.is_asked():
+            return 0
+        draft = self._call(source, "propose", sequence.number, most)
+        if draft is None or not draft.tree.token_ids or not self._is_sound(source, draft, most):
+            return 0
+        record.proposed(draft)
+        guesses.setdefault(sequence, GuessTree()).add(source.name, draft, record)
+        return len(draft.tree.token_ids)
+
+    def _ask_model(
+        self,
+        source: _Source,
+        sequence: Sequence,
+        most: int,
+        guesses: dict[Sequence, GuessTree],
+        n_answering: int,
+        n_rows_free: int,
+        other_s: float,
+    ) -> float:
+        """Ask a source that runs a part of the model, where that promises more; the seconds it took."""
+        record = self._records[sequence.number][source.name]
+        depth = most
+        if self._policy == "measured":
+            if not record.is_asked():
+                return 0.0
+            chosen, to_beat = best_rows(guesses, n_answering, self.costs, most=n_rows_free, other_s=other_s)
+            others = {other: nodes for other, nodes in chosen.items() if other is not sequence}
+            depth = worthwhile_depth(
+                record,
+                self.costs,
+                source.guess_s or 0.0,
+                n_rows=n_answering + sum(map(len, others.values())),
+                tokens=n_answering + sum(guesses[s].chances[node] for s, nodes in others.items() for node in nodes),
+                most=min(most, n_rows_free - sum(map(len, others.values()))),
+                other_s=other_s,
+                to_beat=to_beat,
+            )
+            record.paid(depth > 0)
+        began = time.perf_counter()
+        n_guesses = self._ask(source, sequence, max(1, depth), guesses)  # at least one, to see how good it is
+        seconds = time.perf_counter() - began
+        source.took(seconds, n_guesses)
+        if n_guesses:
+            self._continue(sequence, most, guesses[sequence])
+        return seconds
+
+    def _continue(self, sequence: Sequence, most: int, tree: GuessTree) -> None:
+        """Let sources that look things up go on where the likeliest guesses end."""
+        leaf = tree.likeliest_leaf()
+        room = most - tree.depths[leaf]
+        for source in [source for source in self._sources if source.drafter.capabilities.continues_guesses]:
+            if room < 1:
+                return
+            draft = self._call(source, "propose_after", sequence.number, tree.path(leaf), room)
+            if draft is not None and draft.tree.token_ids and self._is_sound(source, draft, room):
+                tree.add(source.name, draft, self._records[sequence.number][source.name], leaf)
 
     def _room(self, sequence: Sequence) -> int:
         """Most tokens that a draft of this sequence may be deep."""
@@ -64,48 +266,94 @@ class Drafting:
             room = min(room, sequence.active.request.max_tokens - sequence.n_generated - 1)
         return room
 
-    def _check(self, tree: DraftTree, most: int) -> None:
-        if len(tree.token_ids) != len(tree.parents) or len(tree.token_ids) > most:
-            raise ValueError(f"a draft of {len(tree.token_ids)} tokens, {len(tree.parents)} parents; at most {most}")
-        for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-            if not 0 <= token < self._vocab_size or not -1 <= parent < node:
-                raise ValueError(f"token {token} with parent {parent} at {node} of a draft")
+    def _is_sound(self, source: _Source, draft: Draft, most: int) -> bool:
+        """Is it a tree of tokens, within what was asked for? A source that gives anything else is turned off."""
+        tree = draft.tree
+        sound = len(tree.token_ids) == len(tree.parents) == len(draft.expected) and len(tree.token_ids) <= most
+        sound = sound and all(
+            0 <= token < self._vocab_size and -1 <= parent < node and 0.0 <= estimate <= 1.0
+            for node, (token, parent, estimate) in enumerate(
+                zip(tree.token_ids, tree.parents, draft.expected, strict=True)
+            )
+        )
+        if not sound:
+            self._fail(source, f"at most {most} tokens of a vocabulary of {self._vocab_size} asked for, got {draft}")
+        return sound
 
-    def chosen(self, sequence: Sequence, token: int) -> None:
-        """A token became part of a sequence's answer."""
-        if self._drafter is None:
-            return
-        try:
-            if not sequence.is_drafted:
-                sequence.is_drafted = True
-                self._drafter.begin(sequence.number, sequence.history.tokens[:-1])
-            self._drafter.committed(sequence.number, (token,))
-        except Exception:
-            self._fail()
+    # after a step
 
-    def kept(self, sequence: Sequence) -> None:
-        """A drafted token was what the sampler chose."""
+    def kept(self, sequence: Sequence, node: int) -> None:
+        """A node of the tree that was run for a sequence is what the sampler chose."""
         self.accepted += 1
         sequence.active.accepted += 1
+        tree, nodes = self._run_trees[sequence]
+        for source in self._sources:
+            source.accepted += source.name in tree.sources[nodes[node]]
 
-    def end(self, sequence: Sequence) -> None:
-        """A sequence is done."""
-        if self._drafter is None or not sequence.is_drafted:
-            return
-        sequence.is_drafted = False
+    def stepped(self, parts: Iterable[tuple[Sequence, int, tuple[int, ...]]]) -> None:
+        """A step ended: (sequence, position of its first row, its rows that are now committed), while still running."""
+        readers = self._of(runs_model=True)
+        if readers:
+            steps = []
+            for sequence, start, rows in parts:
+                if sequence.is_drafted and sequence.state is not None:
+                    sequence.state.reserve(sequence.n_run + 1 + MAX_DRAFT)  # where there is room, for its guesses
+                    steps.append(SequenceStep(sequence.number, start, rows, sequence.state.block_table))
+            for source in readers:
+                began = time.perf_counter()
+                self._call(source, "stepped", steps)
+                source.seconds += time.perf_counter() - began
+        for sequence, parent in self._begun:
+            if sequence.is_drafted and sequence.state is not None:
+                for source in list(self._sources):
+                    self._call(source, "forked", sequence.number, parent.number)
+        self._begun.clear()
+
+    def measured(self, seconds: float, n_accepted: int) -> None:
+        """The step took so long, without prompts, and so many guesses came true."""
+        plain, n_rows = self._n_rows
+        self.costs.measured(n_rows, seconds)
+        if n_rows > plain:
+            extra = max(0.0, self.costs.seconds(n_rows) - self.costs.seconds(plain))
+            self.wasted_s += extra * (1.0 - n_accepted / (n_rows - plain))
+
+    # faults
+
+    def _call(self, source: _Source, method: str, *arguments: Any) -> Any:
         try:
-            self._drafter.end(sequence.number)
+            return getattr(source.drafter, method)(*arguments)
         except Exception:
-            self._fail()
+            self._fail(source)
+            return None
 
-    def _fail(self) -> None:
-        logger.exception("the drafter failed and is off from now on; answers are the same without it")
-        self._drafter = None
+    def _fail(self, source: _Source, what: str = "") -> None:
+        logger.error(
+            "the drafter %r failed and is off from now on; answers are the same without it. %s",
+            source.name,
+            what,
+            exc_info=not what,
+        )
         self.failed = True
+        if source in self._sources:
+            self._sources.remove(source)
 
-
-def _depth(tree: DraftTree) -> int:
-    depths: list[int] = []
-    for parent in tree.parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths, default=0)
+    def statistics(self) -> dict[str, Any]:
+        """Counts per source and in all; the cost of n rows as it is believed now."""
+        return {
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "drafted_steps": self.drafted_steps,
+            "guessing_s": self.guessing_s,
+            "wasted_s": self.wasted_s,
+            "drafter_failed": self.failed,
+            "rows_cost": {str(n): cost for n, cost in self.costs.curve().items()},
+            "drafters": {
+                source.name: {
+                    "drafted": source.drafted,
+                    "accepted": source.accepted,
+                    "seconds": source.seconds,
+                    **source.drafter.statistics(),
+                }
+                for source in self._sources
+            },
+        }

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.engine.answer import token_logprob
-from kinetic_core.engine.drafting import Drafting
+from kinetic_core.engine.drafting import Drafting, DraftPolicy
 from kinetic_core.engine.generation import Generation
 from kinetic_core.engine.request import FinishReason, GenerationRequest, SamplingOptions
 from kinetic_core.engine.reuse import Reuse
@@ -52,6 +53,7 @@ class EngineOptions:
     has_states: has the program recurrent states?
     max_sequences: sequences that run at the same time.
     max_waiting:   requests that may wait; one more is refused with CapacityError.
+    draft_policy:  which guesses are run: those that pay by measured costs, or always all (for tests).
     """
 
     context_length: int
@@ -63,6 +65,7 @@ class EngineOptions:
     kv_type: str = "f16"
     max_sequences: int = 8
     max_waiting: int = 256
+    draft_policy: DraftPolicy = "measured"
 
     def __attrs_post_init__(self) -> None:
         if self.n_blocks < blocks_for(self.context_length):
@@ -102,9 +105,9 @@ class Engine:
         options: EngineOptions,
         *,
         cache: PrefixCache | None = None,
-        drafter: Drafter | None = None,
+        drafters: Mapping[str, Drafter] | None = None,
     ) -> None:
-        """vocab_size: rows of the output layer. cache, drafter: None starts from nothing, guesses nothing."""
+        """vocab_size: rows of the output layer. cache: None starts from nothing. drafters: by name; none: plain."""
         self.options = options
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
@@ -112,7 +115,7 @@ class Engine:
         self.slots = SlotPool(options.n_slots, has_states=options.has_states)
         self._executable = executable
         self._reuse = Reuse(cache, executable, self.blocks, self.slots)
-        self._drafting = Drafting(drafter, executable, vocab_size, options.context_length)
+        self._drafting = Drafting(drafters or {}, executable, vocab_size, options.context_length, options.draft_policy)
         self._scheduler = Scheduler(
             executable,
             self.blocks,
@@ -189,9 +192,7 @@ class Engine:
             "slots": self.slots.n_slots if self.slots.has_states else 0,
             "context_length": self.options.context_length,
             "max_sequences": self.options.max_sequences,
-            "drafted": self._drafting.drafted,
-            "accepted": self._drafting.accepted,
-            "drafter_failed": self._drafting.failed,
+            **self._drafting.statistics(),
             "cache_failed": self._reuse.failed,
             **self._counts,
         }
@@ -283,6 +284,8 @@ class Engine:
             if sequence.active.admitted_s is None:
                 sequence.active.admitted_s = time.perf_counter()
             self._reuse.begin(sequence)
+            if sequence.active.request.max_tokens != 0:
+                self._drafting.begin(sequence)
         rows = self._scheduler.plan()
         for sequence in self._scheduler.stuck:
             self._fail([sequence.active], CapacityError(describe("no memory for states is left", got="all in use")))
@@ -291,7 +294,8 @@ class Engine:
             return
         answering = [sequence for sequence in rows if sequence.n_pending == 1]
         n_prompt_rows = sum(n_rows for sequence, n_rows in rows.items() if sequence.n_pending > 1)
-        step = build_step(rows, self._propose(rows, answering), self.slots)
+        trees = self._propose(rows, answering, n_prompt_rows)
+        step = build_step(rows, trees, self.slots)
         begun = time.perf_counter()
         try:
             self._executable.run(step.batch)
@@ -306,48 +310,64 @@ class Engine:
             assert sequence.state is not None
             sequence.state.advance(n_rows)
         self._reuse.keep_snapshots(step.snapshots)
-        for output, head in enumerate(step.heads):
-            # An earlier output may have ended the request; drafts are read from their sequence's own row on.
-            if head.node < 0 and head.sequence in head.sequence.active.sequences:
-                try:
-                    self._read(step, output, head)
-                except Exception as error:
-                    self._fail([head.sequence.active], _as_kinetic(error))
+        accepted = self._read_outputs(step)
+        if not n_prompt_rows:
+            self._drafting.measured(time.perf_counter() - begun, sum(map(len, accepted.values())))
+        self._drafting.stepped(
+            (sequence, part.start, part.committed_rows(accepted.get(sequence, ())))
+            for sequence, part in step.parts.items()
+        )
         for sequence in rows:
             if sequence.n_pending == 0 and sequence.active.generation in self._active:
                 self._end_all(sequence.active, "length")  # max_tokens 0: the prompt has run
 
-    def _propose(self, rows: dict[Sequence, int], answering: list[Sequence]) -> dict[Sequence, DraftTree]:
+    def _read_outputs(self, step: Step) -> dict[Sequence, list[int]]:
+        """Choose what the step's outputs are for; per sequence with drafts the nodes of its tree that came true."""
+        accepted: dict[Sequence, list[int]] = {}
+        for output, head in enumerate(step.heads):
+            # An earlier output may have ended the request; drafts are read from their sequence's own row on.
+            if head.node < 0 and head.sequence in head.sequence.active.sequences:
+                try:
+                    accepted[head.sequence] = self._read(step, output, head)
+                except Exception as error:
+                    self._fail([head.sequence.active], _as_kinetic(error))
+        return accepted
+
+    def _propose(
+        self, rows: dict[Sequence, int], answering: list[Sequence], n_prompt_rows: int
+    ) -> dict[Sequence, DraftTree]:
         if any(sequence.active.reads_prompt_rows for sequence in rows) or any(s.runs_alone for s in answering):
             return {}  # every output is spoken for; or a step failed here, and the cause is looked for
         free = min(self.options.max_rows - sum(rows.values()), self.options.max_outputs - len(rows))
-        return self._drafting.propose(answering, free)
+        return self._drafting.propose(answering, free, (self._scheduler.pace.prompt_row_s or 0.0) * n_prompt_rows)
 
     # after a step
 
-    def _read(self, step: Step, output: int, head: Head) -> None:
+    def _read(self, step: Step, output: int, head: Head) -> list[int]:
         sequence = head.sequence
         active = sequence.active
         if not head.chooses:
             self._read_prompt_row(output, head)
-            return
+            return []
+        active.steps += 1
         if sequence.history.n_answer == 0 and sequence.index == 0:
             active.answering_s = time.perf_counter()
             # The scores after the prompt serve every choice; then the others go on from copies of this state.
             for other in active.sequences[1:]:
+                self._drafting.begin(other, sequence)
                 self._choose(other, output, head.top_k)
                 if other in active.sequences:
                     assert sequence.state is not None
                     self._scheduler.adopt(other, sequence.state)
         token = self._choose(sequence, output, head.top_k)
         tree = step.trees.get(sequence)
-        if tree is not None and token is not None:
-            self._verify(step, output, sequence, tree, token)
+        return self._verify(step, output, sequence, tree, token) if tree is not None and token is not None else []
 
-    def _verify(self, step: Step, output: int, sequence: Sequence, tree: DraftTree, token: int | None) -> None:
+    def _verify(self, step: Step, output: int, sequence: Sequence, tree: DraftTree, token: int | None) -> list[int]:
         """Follow the draft as far as it is what the sampler chooses, then make that part of the sequence.
 
         token: what was chosen after the last committed row, whose output is `output`; the drafts' outputs follow it.
+        Returns the nodes of the tree that came true.
         """
         part = step.parts[sequence]
         accepted: list[int] = []
@@ -357,12 +377,13 @@ class Engine:
             node = next(children, -1)
             if node < 0:
                 break
-            accepted.append(part.n_committed + node)
-            self._drafting.kept(sequence)  # before the choice: it may be the answer's last
+            accepted.append(node)
+            self._drafting.kept(sequence, node)  # before the choice: it may be the answer's last
             token = self._choose(sequence, output + 1 + node, step.heads[output + 1 + node].top_k)
         if accepted and sequence.state is not None:
-            self._executable.commit(part, accepted)
+            self._executable.commit(part, [part.n_committed + node for node in accepted])
             sequence.state.advance(len(accepted))
+        return accepted
 
     def _read_prompt_row(self, output: int, head: Head) -> None:
         sequence, active = head.sequence, head.sequence.active

@@ -44,6 +44,7 @@ class GenerationRequest:
     stop: strings that end an answer and are not part of it.
     ignore_end: carry on after end-of-turn tokens (benchmarks).
     echo_logprobs: also give the prompt tokens' log-probabilities (needs every prompt row).
+    salt: keeps what drafters learn from this request apart from requests of another salt (tenants).
     log_name: what the request's line in the log begins with; None: "request" and its number.
     """
 
@@ -54,6 +55,7 @@ class GenerationRequest:
     n: int = 1
     ignore_end: bool = False
     echo_logprobs: bool = False
+    salt: str = ""
     log_name: str | None = None
 
 
@@ -82,13 +84,18 @@ class Usage:
 
 @attrs.frozen
 class Timings:
-    """Seconds: waiting in the queue, running the prompt, answering; and drafts where a drafter ran."""
+    """Seconds: waiting in the queue, running the prompt, answering; and what drafting did for the answer.
+
+    drafted, accepted: guesses that were run, and those that became part of the answer.
+    steps: steps that chose tokens of the answer, the one that ended the prompt included.
+    """
 
     queue_s: float
     prompt_s: float
     predict_s: float
     drafted: int = 0
     accepted: int = 0
+    steps: int = 0
 
 
 @attrs.frozen

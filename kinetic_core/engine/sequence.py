@@ -42,6 +42,7 @@ class ActiveRequest:
         self.cached_tokens = 0
         self.drafted = 0
         self.accepted = 0
+        self.steps = 0
         # The first token has nothing before it. None: not asked for, or handed out.
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if self.request.echo_logprobs else None
         self.submitted_s = time.perf_counter()
@@ -58,7 +59,14 @@ class ActiveRequest:
         now = time.perf_counter()
         admitted = self.admitted_s if self.admitted_s is not None else now
         answering = self.answering_s if self.answering_s is not None else now
-        return Timings(admitted - self.submitted_s, answering - admitted, now - answering, self.drafted, self.accepted)
+        return Timings(
+            queue_s=admitted - self.submitted_s,
+            prompt_s=answering - admitted,
+            predict_s=now - answering,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            steps=self.steps,
+        )
 
 
 class Sequence:
@@ -69,7 +77,7 @@ class Sequence:
     state:   None while it waits: a sequence that had to give way starts over from its tokens, which by rule 1 leaves
              the same bits.
     snapshots: positions at which the cache wants the states, ascending.
-    is_drafted: does the drafter know it?
+    is_drafted: do the drafters know it?
     """
 
     def __init__(self, active: ActiveRequest, index: int, number: int, tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from kinetic_core.errors import MetadataError, describe
+from kinetic_core.errors import MetadataError, UnsupportedModelError, describe
 from kinetic_core.gguf.header import TensorInfo, Value
 
 Default = TypeVar("Default")
@@ -251,6 +251,17 @@ class Metadata:
     def get_bools_per_layer(self, key: str, n_layers: int, default: bool | _Required = _REQUIRED) -> tuple[bool, ...]:
         """One bool per layer: the key holds one for all layers, or an array with exactly one per layer."""
         return self._per_layer(key, n_layers, default, _as_bool)
+
+    def does_not_fit(self, key: str, got: object, expected: str) -> MetadataError:
+        """The error, to be raised, of a key whose value contradicts another's."""
+        return _refused("a metadata key does not fit", self._prefix + key, got, expected)
+
+    def unsupported(self, key: str, got: object, expected: str) -> UnsupportedModelError:
+        """The error, to be raised, of a key that asks for a variant of the family that is not covered."""
+        where = f"key {self._prefix + key!r}"
+        return UnsupportedModelError(
+            describe("models of this variant are not supported", where=where, got=got, expected=expected)
+        )
 
     def _per_layer(self, key: str, n_layers: int, default: Any, convert: Callable[[str, Any], Any]) -> Any:
         def convert_all(full: str, value: Value) -> tuple[Any, ...]:

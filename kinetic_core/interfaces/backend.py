@@ -62,6 +62,11 @@ class Executable(ABC):
     Rule 1 of docs/exactness.md holds: a row's result depends only on its path and the weights, bit for bit.
     """
 
+    @property
+    @abstractmethod
+    def max_rows(self) -> int:
+        """Most rows of one step, a prediction step included: `LoadOptions.max_rows`."""
+
     @abstractmethod
     def run(self, batch: RowBatch) -> None:
         """Run one step. Raises NumericalError when a wanted logit is NaN, BackendError when a kernel failed."""

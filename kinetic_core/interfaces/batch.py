@@ -43,6 +43,11 @@ class SequenceRows:
         """Committed rows and drafts together."""
         return self.n_committed + len(self.draft_parents)
 
+    def committed_rows(self, accepted: Sequence[int] = ()) -> tuple[int, ...]:
+        """Rows of the batch that are part of the sequence: the committed ones, then the `accepted` drafts (from 0)."""
+        first_draft = self.first_row + self.n_committed
+        return (*range(self.first_row, first_draft), *(first_draft + draft for draft in accepted))
+
 
 @attrs.frozen
 class HeadRequest:

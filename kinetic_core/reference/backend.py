@@ -103,6 +103,11 @@ class ReferenceExecutable(Executable):
 
     # running
 
+    @property
+    def max_rows(self) -> int:
+        """As the options say."""
+        return self.options.max_rows
+
     def run(self, batch: RowBatch) -> None:
         """Run one step. Raises BackendError for a batch that breaks the contract, NumericalError for a NaN logit."""
         self._check_open()

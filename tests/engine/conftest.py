@@ -37,12 +37,18 @@ class TinyModel:
     def engine(self, wrap: Callable[[Executable], Executable] = lambda executable: executable, **sizes: Any) -> Engine:
         cache, drafter = sizes.pop("cache", None), sizes.pop("drafter", None)
         load = self.load_hash if sizes.pop("hashed", False) else self.load
+        drafters = {} if drafter is None else drafter if isinstance(drafter, dict) else {"guesser": drafter}
         values = {"n_blocks": 24, "n_slots": 8, "max_rows": 288, "max_outputs": 32, **sizes}
-        values = {"context_length": min(2048, values["n_blocks"] * 256), "has_states": True, **values}
+        values = {
+            "context_length": min(2048, values["n_blocks"] * 256),
+            "has_states": True,
+            "draft_policy": "always",
+            **values,
+        }
         options = EngineOptions(**values)
         loaded = {name: values[name] for name in ("n_blocks", "n_slots", "max_rows", "max_outputs")}
         executable = wrap(load(**loaded))
-        return Engine(executable, self.tokenizer, self.architecture.vocab_size, options, cache=cache, drafter=drafter)
+        return Engine(executable, self.tokenizer, self.architecture.vocab_size, options, cache=cache, drafters=drafters)
 
 
 @pytest.fixture(scope="session")

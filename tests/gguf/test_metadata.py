@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinetic_core.errors import MetadataError
+from kinetic_core.errors import MetadataError, UnsupportedModelError
 from kinetic_core.gguf import GGMLType, Metadata, TensorInfo, check_block_count
 
 VALUES: dict[str, Any] = {
@@ -149,6 +149,13 @@ def test_views_and_unread_keys(metadata: Metadata, llama: Metadata) -> None:
     assert "llama.block_count" not in llama.unread_keys() and "llama.flag" in llama.unread_keys()
     assert "tokens" in metadata.unread_keys() and "tokens" not in llama.unread_keys()
     assert metadata.raw["tokens"] == ("a", "b")
+
+
+def test_errors_to_raise_name_the_whole_key(llama: Metadata) -> None:
+    wrong, other = llama.does_not_fit("heads", 3, "a divisor of 4"), llama.unsupported("kind", "odd", "even")
+    assert isinstance(wrong, MetadataError) and isinstance(other, UnsupportedModelError)
+    assert str(wrong) == "a metadata key does not fit in key 'llama.heads': got 3, expected a divisor of 4"
+    assert str(other) == "models of this variant are not supported in key 'llama.kind': got odd, expected even"
 
 
 def test_plain_values_are_copied_and_checked() -> None:

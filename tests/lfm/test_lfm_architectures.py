@@ -126,28 +126,6 @@ def test_one_value_means_the_same_as_one_per_block():
     np.testing.assert_array_equal(logits(single), logits(listed))
 
 
-@pytest.mark.parametrize("key", FAMILIES)
-def test_checkpoint_names_cover_every_tensor(key: str):
-    names = FAMILIES[key].checkpoint_names()
-    assert len(set(names.values())) == len(names)
-    stored: set[str] = set()
-    for variant in FAMILIES[key].tiny():
-        for name in variant.tensors:
-            first, _, rest = name.partition(".")
-            stored.add("blk.{layer}." + rest.partition(".")[2] if first == "blk" else name)
-    assert stored - set(names) <= {"rope_freqs.weight", "output_norm.weight"}
-    assert set(names) <= stored
-
-
-def test_checkpoint_names_that_differ_between_the_families():
-    gate, norm = "blk.{layer}.attn_gate.weight", "blk.{layer}.attn_q_norm.weight"
-    assert Lfm3.checkpoint_names()[gate] == "model.layers.{layer}.self_attn.gate_proj.weight"
-    assert Lfm3.checkpoint_names()[norm] == "model.layers.{layer}.self_attn.q_norm.weight"
-    assert Lfm2.checkpoint_names()[norm] == "model.layers.{layer}.self_attn.q_layernorm.weight"
-    bias = Lfm2Moe.checkpoint_names()["blk.{layer}.exp_probs_b.bias"]
-    assert bias == "model.layers.{layer}.feed_forward.expert_bias"
-
-
 def test_the_plugin_registers_the_families():
     registry = load_registry()
     assert {key: registry.architecture_for(key) for key in FAMILIES} == FAMILIES
@@ -166,7 +144,7 @@ REFUSED = [
     (UnsupportedModelError, "lfm2moe.expert_weights_norm.*False", "lfm2moe", {"expert_weights_norm": False}),
     (UnsupportedModelError, "lfm2moe.expert_weights_scale.*2.5", "lfm2moe", {"expert_weights_scale": 2.5}),
     (MetadataError, "lfm2moe.expert_count.*missing", "lfm2moe", {"expert_count": None}),
-    (MetadataError, "lfm2moe.expert_used_count.*7.*at most 6", "lfm2moe", {"expert_used_count": 7}),
+    (MetadataError, "lfm2moe.expert_used_count.*7.*1 to 6", "lfm2moe", {"expert_used_count": 7}),
     (MetadataError, "lfm2moe.expert_feed_forward_length.*missing", "lfm2moe", {"expert_feed_forward_length": None}),
     (MetadataError, "lfm2moe.leading_dense_block_count.*4", "lfm2moe", {"leading_dense_block_count": 4}),
     (MetadataError, "block_count does not match.*lfm2.block_count", "lfm2", {"block_count": 100000}),

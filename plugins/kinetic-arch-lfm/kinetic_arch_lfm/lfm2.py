@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from kinetic_arch_lfm.blocks import Fixed, Lfm, does_not_fit
+from kinetic_arch_lfm.blocks import Fixed, Lfm
 from kinetic_arch_lfm.checkpoint import LFM2, LFM2_MOE
 from kinetic_arch_lfm.tiny import lfm2_variants, lfm2moe_variants
 from kinetic_core.interfaces import ArchitectureCapabilities, TinyVariant
 
 if TYPE_CHECKING:
     from kinetic_core.gguf import TensorSource
+    from kinetic_core.layers import LayerBuilder
     from kinetic_core.program import ProgramBuilder, Value
 
 
@@ -32,17 +33,21 @@ class Lfm2(Lfm):
     key = "lfm2"
     only: ClassVar[Mapping[str, Fixed]] = {"expert_count": 0, "attention.sliding_window": 0}
 
-    def block(self, b: ProgramBuilder, layer: int, x: Value) -> Value:
+    def block(self, b: ProgramBuilder, block: LayerBuilder, layer: int, x: Value) -> Value:
         """Mixer and feed-forward layer, both behind a norm."""
         mixer = self.convolution if self.is_convolution(layer) else self.attention
-        x = b.add(x, mixer(b, layer, self.norm(b, f"blk.{layer}.attn_norm", x)))
-        return b.add(x, self.feed_forward(b, layer, self.norm(b, f"blk.{layer}.ffn_norm", x)))
+        x = b.add(x, mixer(b, block, layer, block.rms_norm("attn_norm", x)))
+        return b.add(x, self.feed_forward(b, block, layer, block.rms_norm("ffn_norm", x)))
 
-    def attention(self, b: ProgramBuilder, layer: int, x: Value) -> Value:
+    def attention(self, b: ProgramBuilder, block: LayerBuilder, layer: int, y: Value) -> Value:
         """Grouped-query attention over all positions."""
-        q, k, v = self.linears(b, layer, x, self.attention_widths(layer))
-        mixed = self.attend(b, layer, q, k, v, base=self.rope_base, factors=self.rope_factors(b))
-        return self.linears(b, layer, mixed, {"attn_output": self.d_model})[0]
+        q, k, v = block.linears(y, self.attention_widths(layer))
+        mixed = self.attend(b, block, layer, q, k, v, base=self.rope_base, factors=self.rope_factors(b))
+        return block.linear("attn_output", mixed, self.d_model)
+
+    def feed_forward(self, b: ProgramBuilder, block: LayerBuilder, layer: int, y: Value) -> Value:
+        """The gated feed-forward layer."""
+        return block.feed_forward(y, self.d_ffn)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:
@@ -68,27 +73,18 @@ class Lfm2Moe(Lfm2):
         """Read the keys of the experts besides those of LFM2; raises the same errors."""
         super().__init__(source)
         self.n_experts = self.meta.get_int("expert_count", minimum=1)
-        self.n_experts_used = self.meta.get_int("expert_used_count", minimum=1)
-        if self.n_experts_used > self.n_experts:
-            expected = f"at most {self.n_experts}, the experts"
-            raise does_not_fit(self.meta, "expert_used_count", self.n_experts_used, expected)
+        self.n_experts_used = self.meta.get_int("expert_used_count", minimum=1, maximum=self.n_experts)
         self.d_expert = self.meta.get_int("expert_feed_forward_length", minimum=1)
         self.n_dense = self.meta.get_int("leading_dense_block_count", 0, minimum=0, maximum=self.n_layers)
 
-    def feed_forward(self, b: ProgramBuilder, layer: int, x: Value) -> Value:
+    def feed_forward(self, b: ProgramBuilder, block: LayerBuilder, layer: int, y: Value) -> Value:
         """The experts, after the leading dense blocks."""
         if layer < self.n_dense:
-            return super().feed_forward(b, layer, x)
-        block, n, shape = f"blk.{layer}.", self.n_experts, (self.d_expert, self.d_model)
-        logits = b.linear(x, b.weight(block + "ffn_gate_inp.weight", (n, self.d_model)))
-        bias = b.optional_weight(block + "exp_probs_b.bias", (n,))
-        return b.experts(
-            x,
-            b.route(logits, self.n_experts_used, "sigmoid", bias=bias, eps=1e-6),
-            b.weight(block + "ffn_gate_exps.weight", (n, *shape)),
-            b.weight(block + "ffn_up_exps.weight", (n, *shape)),
-            b.weight(block + "ffn_down_exps.weight", (n, *shape[::-1])),
-        )
+            return super().feed_forward(b, block, layer, y)
+        logits = block.linear("ffn_gate_inp", y, self.n_experts)
+        bias = block.optional_weight("exp_probs_b.bias", (self.n_experts,))
+        routed = b.route(logits, self.n_experts_used, "sigmoid", bias=bias, eps=1e-6)
+        return block.experts(y, routed, self.n_experts, self.d_expert)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

@@ -20,6 +20,7 @@ from kinetic_core.interfaces import ArchitectureCapabilities, TinyVariant
 
 if TYPE_CHECKING:
     from kinetic_core.gguf import TensorSource
+    from kinetic_core.layers import LayerBuilder
     from kinetic_core.program import ProgramBuilder, Value
 
 
@@ -44,23 +45,23 @@ class Lfm3(Lfm):
             self.sliding_rope_base = self.meta.get_float("rope.freq_base_swa", minimum=1.0)
             whole_head(self.meta, "rope.dimension_count_swa", self.head_dim)
 
-    def block(self, b: ProgramBuilder, layer: int, x: Value) -> Value:
+    def block(self, b: ProgramBuilder, block: LayerBuilder, layer: int, x: Value) -> Value:
         """Mixer and feed-forward layer, each between two norms."""
         mixer = self.convolution if self.is_convolution(layer) else self.attention
-        y = mixer(b, layer, self.norm(b, f"blk.{layer}.attn_norm", x))
-        x = b.add(x, self.norm(b, f"blk.{layer}.post_attention_norm", y))
-        y = self.feed_forward(b, layer, self.norm(b, f"blk.{layer}.ffn_norm", x))
-        return b.add(x, self.norm(b, f"blk.{layer}.post_ffw_norm", y))
+        y = mixer(b, block, layer, block.rms_norm("attn_norm", x))
+        x = b.add(x, block.rms_norm("post_attention_norm", y))
+        y = block.feed_forward(block.rms_norm("ffn_norm", x), self.d_ffn)
+        return b.add(x, block.rms_norm("post_ffw_norm", y))
 
-    def attention(self, b: ProgramBuilder, layer: int, x: Value) -> Value:
+    def attention(self, b: ProgramBuilder, block: LayerBuilder, layer: int, y: Value) -> Value:
         """Grouped-query attention over all positions or a window, each head gated by the block's input."""
-        q, k, v, gate = self.linears(b, layer, x, {**self.attention_widths(layer), "attn_gate": self.heads})
+        q, k, v, gate = block.linears(y, {**self.attention_widths(layer), "attn_gate": self.heads})
         if self.slides[layer]:
             base, window = self.sliding_rope_base, self.window
-            mixed = self.attend(b, layer, q, k, v, base=base, factors=None, window=window)
+            mixed = self.attend(b, block, layer, q, k, v, base=base, factors=None, window=window)
         else:
-            mixed = self.attend(b, layer, q, k, v, base=self.rope_base, factors=self.rope_factors(b))
-        return self.linears(b, layer, b.gate(gate, mixed, "sigmoid"), {"attn_output": self.d_model})[0]
+            mixed = self.attend(b, block, layer, q, k, v, base=self.rope_base, factors=self.rope_factors(b))
+        return block.linear("attn_output", b.gate(gate, mixed, "sigmoid"), self.d_model)
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:

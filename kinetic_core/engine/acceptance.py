@@ -1,0 +1,148 @@
+"""How often a source's guesses come true, by depth and by how sure the source was.
+
+A guess need not be verified for that: what a source proposed is compared with the tokens that were chosen afterwards,
+whether or not its rows were run. So a source that is wrong costs no rows while it is found out, and one that has
+become right is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kinetic_core.interfaces.drafter import Draft
+
+DEPTHS = (1, 2, 3, 5, 9)
+"""Depths are told apart up to these: 1, 2, 3–4, 5–8, 9 and deeper."""
+ESTIMATES = (0.3, 0.5, 0.7, 0.85, 0.95)
+"""A source's own estimates are told apart at these."""
+PRIOR_WEIGHT = 3.0
+"""The source's own estimate counts as so many observations, and so do all sequences' figures for one sequence."""
+KEPT = 0.96
+"""What an observation's weight is multiplied with at each later one: about the last 25 count."""
+ANY_ESTIMATE = -1
+UNSEEN = 0.7
+"""What is thought of a source at a depth where none of its guesses was seen yet: enough to try it."""
+MAX_FOLLOWED = 4
+"""Drafts of one source that are compared with what follows at the same time."""
+
+_DEPTH_CLASS = tuple(sum(depth >= first for first in DEPTHS) - 1 for depth in range(64))
+
+
+def depth_class(depth: int) -> int:
+    """Index into `DEPTHS`; depth counts from 1."""
+    return _DEPTH_CLASS[min(depth, 63)]
+
+
+def estimate_class(estimate: float) -> int:
+    """0 … len(ESTIMATES)."""
+    return sum(estimate >= least for least in ESTIMATES)
+
+
+class Rates:
+    """Decayed counts of guesses and of those that came true, per (depth class, estimate class)."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, int], tuple[float, float]] = {}
+
+    def seen(self, key: tuple[int, int], came_true: bool) -> None:
+        """A guess whose parent came true was right or wrong."""
+        n, right = self._counts.get(key, (0.0, 0.0))
+        self._counts[key] = (KEPT * n + 1.0, KEPT * right + came_true)
+
+    def rate(self, key: tuple[int, int], prior: float) -> float:
+        """The share that comes true, `prior` counting as `PRIOR_WEIGHT` observations."""
+        n, right = self._counts.get(key, (0.0, 0.0))
+        return (PRIOR_WEIGHT * prior + right) / (PRIOR_WEIGHT + n)
+
+
+class _Followed:
+    """A draft while the tokens that follow are compared with it: at `node` now, `depth` tokens deep."""
+
+    __slots__ = ("children", "depth", "expected", "node", "token_ids")
+
+    def __init__(self, draft: Draft) -> None:
+        self.token_ids = draft.tree.token_ids
+        self.expected = draft.expected
+        self.children: dict[int, list[int]] = {}
+        for node, parent in enumerate(draft.tree.parents):
+            self.children.setdefault(parent, []).append(node)
+        self.node = -1
+        self.depth = 1
+
+
+class Acceptance:
+    """One source's record with one sequence, on top of its record with everyone.
+
+    A source that misses outright (its first guess is wrong) is not asked for a while: one step, then 3, 7, … up to
+    `longest_pause`, until a guess comes true. One whose guesses would not pay is left alone in the same way.
+    """
+
+    def __init__(self, everyone: Rates, longest_pause: int) -> None:
+        self._everyone = everyone
+        self._own = Rates()
+        self._followed: list[_Followed] = []
+        self._longest_pause = longest_pause
+        self._after_miss = 0
+        self._after_loss = 0
+        self._pause = 0
+
+    def probability(self, depth: int, estimate: float) -> float:
+        """The chance that a guess comes true if its parent does."""
+        return self._rate((depth_class(depth), estimate_class(estimate)), estimate)
+
+    def chance_at(self, depth: int) -> float:
+        """The chance that one of the source's guesses at this depth comes true if their parent does."""
+        return self._rate((depth_class(depth), ANY_ESTIMATE), UNSEEN)
+
+    def _rate(self, key: tuple[int, int], prior: float) -> float:
+        return self._own.rate(key, self._everyone.rate(key, prior))
+
+    def is_asked(self) -> bool:
+        """Is the source asked before this step? Counts the pause down."""
+        if self._pause:
+            self._pause -= 1
+            return False
+        return True
+
+    def paid(self, pays: bool) -> None:
+        """Would the guesses that the source was asked for have been worth their time?"""
+        self._after_loss = 0 if pays else min(self._longest_pause, 2 * self._after_loss + 1)
+        self._pause = max(self._pause, self._after_loss)
+
+    def proposed(self, draft: Draft) -> None:
+        """The source was asked and gave this."""
+        if len(self._followed) < MAX_FOLLOWED:
+            self._followed.append(_Followed(draft))
+
+    def chosen(self, token: int) -> None:
+        """The sequence's next token is known."""
+        alive = []
+        for draft in self._followed:
+            found = -1
+            for node in draft.children[draft.node]:
+                came_true = draft.token_ids[node] == token
+                self._seen((depth_class(draft.depth), estimate_class(draft.expected[node])), came_true)
+                if came_true:
+                    found = node
+            self._seen((depth_class(draft.depth), ANY_ESTIMATE), found >= 0)
+            if found >= 0:
+                self._after_miss = 0
+                draft.node, draft.depth = found, draft.depth + 1
+                if found in draft.children:
+                    alive.append(draft)
+            elif draft.depth == 1:
+                self._after_miss = min(self._longest_pause, 2 * self._after_miss + 1)
+                self._pause = max(self._pause, self._after_miss)
+        self._followed = alive
+
+    def _seen(self, key: tuple[int, int], came_true: bool) -> None:
+        self._own.seen(key, came_true)
+        self._everyone.seen(key, came_true)
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Each node's depth in its tree, from 1."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths

@@ -1,0 +1,143 @@
+"""Which guesses are run: the rows with the most expected tokens per second, over all sequences of a step together.
+
+The proposals of all sources become one tree per sequence: guesses that agree are one row. A guess's chance is the
+product of the chances along its path. Rows are taken in the order of their chances, over all sequences, and as many as
+give the most expected tokens per second by the measured costs; so source, length and shape of a draft, and how
+concurrent requests share the rows, all follow from one rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
+
+from kinetic_core.engine.acceptance import Acceptance
+from kinetic_core.engine.step_costs import StepCosts
+from kinetic_core.interfaces.drafter import Draft, DraftTree
+
+LEAST_GAIN = 1.02
+"""Drafting has to promise at least so much more tokens per second: the figures it goes by are not exact."""
+LEAST_CHANCE = 0.02
+"""Guesses below this chance are not looked at."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class GuessTree:
+    """The merged proposals for one sequence. Nodes in an order in which parents come first.
+
+    chances[i]: that all guesses from the first to node i come true. sources[i]: who proposed it.
+    """
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.parents: list[int] = []
+        self.chances: list[float] = []
+        self.depths: list[int] = []
+        self.sources: list[set[str]] = []
+        self._children: dict[tuple[int, int], int] = {}
+
+    def add(self, name: str, draft: Draft, record: Acceptance, root: int = -1) -> None:
+        """Take in a proposal, which continues node `root`; `record` corrects the source's own estimates."""
+        own: list[int] = []
+        for token, parent, estimate in zip(draft.tree.token_ids, draft.tree.parents, draft.expected, strict=True):
+            above = root if parent < 0 else own[parent]
+            depth = 1 if above < 0 else self.depths[above] + 1
+            chance = (1.0 if above < 0 else self.chances[above]) * record.probability(depth, estimate)
+            node = self._children.get((above, token), -1)
+            if node < 0:
+                node = self._children[above, token] = len(self.token_ids)
+                self.token_ids.append(token)
+                self.parents.append(above)
+                self.chances.append(chance)
+                self.depths.append(depth)
+                self.sources.append({name})
+            else:
+                self.chances[node] = max(self.chances[node], chance)
+                self.sources[node].add(name)
+            own.append(node)
+
+    def likeliest_leaf(self) -> int:
+        """The deepest node reached by always taking the likeliest child; -1 for an empty tree."""
+        node = -1
+        while True:
+            children = [child for child, parent in enumerate(self.parents) if parent == node]
+            if not children:
+                return node
+            node = max(children, key=lambda child: (self.chances[child], -child))
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from the first guess to `node`."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self.token_ids[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def part(self, nodes: Sequence[int]) -> DraftTree:
+        """The tree of these nodes, ascending, every parent among them."""
+        index = {node: place for place, node in enumerate(nodes)}
+        return DraftTree(
+            tuple(self.token_ids[node] for node in nodes),
+            tuple(index.get(self.parents[node], -1) for node in nodes),
+        )
+
+
+def best_rows(
+    trees: Mapping[Key, GuessTree],
+    n_answering: int,
+    costs: StepCosts,
+    *,
+    most: int,
+    other_s: float = 0.0,
+) -> tuple[dict[Key, list[int]], float]:
+    """The nodes to run per sequence, ascending, and the tokens per second that are then expected.
+
+    n_answering: sequences that answer in this step, with and without guesses. most: draft rows at the most.
+    other_s: seconds that the step takes besides: for prompts, and for guesses that are made already.
+    """
+    guesses = [
+        (-chance, node, key)
+        for key, tree in trees.items()
+        for node, chance in enumerate(tree.chances)
+        if chance >= LEAST_CHANCE
+    ]
+    guesses.sort(key=lambda guess: guess[:2])  # a parent is at least as likely, and earlier
+    plain = n_answering / (costs.seconds(n_answering) + other_s)
+    tokens = float(n_answering)
+    best, taken = plain * LEAST_GAIN, 0
+    for count, (chance, _, _) in enumerate(guesses[:most], 1):
+        tokens -= chance
+        rate = tokens / (costs.seconds(n_answering + count) + other_s)
+        if rate > best:
+            best, taken = rate, count
+    chosen: dict[Key, list[int]] = {}
+    for _, node, key in guesses[:taken]:
+        chosen.setdefault(key, []).append(node)
+    return {key: sorted(nodes) for key, nodes in chosen.items()}, (best if taken else plain)
+
+
+def worthwhile_depth(
+    record: Acceptance,
+    costs: StepCosts,
+    guess_s: float,
+    *,
+    n_rows: int,
+    tokens: float,
+    most: int,
+    other_s: float,
+    to_beat: float,
+) -> int:
+    """How many tokens ahead a source whose guesses cost `guess_s` each should guess for a sequence; 0: not at all.
+
+    n_rows, tokens: of the step when this sequence has no guesses. to_beat: expected tokens per second without the
+    source, the best guesses of the others included.
+    """
+    chance, best, depth = 1.0, to_beat * LEAST_GAIN, 0
+    for ahead in range(1, most + 1):
+        chance *= record.chance_at(ahead)
+        tokens += chance
+        rate = tokens / (costs.seconds(n_rows + ahead) + other_s + ahead * guess_s)
+        if rate > best:
+            best, depth = rate, ahead
+    return depth

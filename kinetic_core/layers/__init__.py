@@ -1,0 +1,28 @@
+"""What families of models share, for architectures to be put together from; using it is a choice, never a duty.
+
+`decoder` has the base class of decoders, `keys` reads metadata keys that mean the same everywhere and refuses what
+their values rule out, `named` records layers by the names of their tensors, `mamba2` is the Mamba-2 mixer.
+docs/plugins.md shows an architecture made of them.
+"""
+
+from kinetic_core.layers.decoder import DecoderArchitecture
+from kinetic_core.layers.keys import (
+    read_head_dim,
+    read_kv_heads,
+    read_rotary_dim,
+    refuse_rope_scaling,
+    require_values,
+)
+from kinetic_core.layers.mamba2 import Mamba2
+from kinetic_core.layers.named import LayerBuilder
+
+__all__ = [
+    "DecoderArchitecture",
+    "LayerBuilder",
+    "Mamba2",
+    "read_head_dim",
+    "read_kv_heads",
+    "read_rotary_dim",
+    "refuse_rope_scaling",
+    "require_values",
+]
