@@ -18,6 +18,7 @@ from kinetic_core.cli.options import (
     MaxTokensOption,
     MinPOption,
     ModelArgument,
+    NoDraftOption,
     PresenceOption,
     RepeatOption,
     SeedOption,
@@ -63,6 +64,7 @@ def chat(
     ctx: ContextOption = None,
     kv: KVOption = "f16",
     backend: BackendOption = "auto",
+    no_draft: NoDraftOption = False,
     strict: StrictOption = False,
 ) -> None:
     """Talk with a model. Messages also come from a pipe, one a line."""
@@ -81,7 +83,9 @@ def chat(
     from kinetic_core.engine.validate import validate_request
     from kinetic_core.models import KNOWN_MODELS
 
-    loaded = load_model(model, threads=threads, ctx=ctx, kv=kv, backend=backend, strict=strict, parallel=1)
+    loaded = load_model(
+        model, threads=threads, ctx=ctx, kv=kv, backend=backend, strict=strict, parallel=1, draft=not no_draft
+    )
     with loaded:
         # An option out of range is refused before the first message.
         validate_request(loaded.request([0], **options), loaded.vocab_size, loaded.context_length)
@@ -173,7 +177,7 @@ class Conversation:
                 self._out.flush()
             if chunk.usage and chunk.timings:
                 self._say("")
-                speed = speed_line(chunk.usage.completion_tokens, chunk.timings.predict_s)
+                speed = speed_line(chunk.usage, chunk.timings)
                 why = " · the answer reached its length limit" if chunk.finish_reason == "length" else ""
                 note(f"[{speed} · first after {first_s:.2f} s{why}]")
 

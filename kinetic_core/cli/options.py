@@ -51,6 +51,12 @@ BackendOption = Annotated[
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="A problem with any plugin is fatal.", rich_help_panel=_LOADING)
 ]
+NoDraftOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-draft", help="Decode token by token, without guesses: for comparison.", rich_help_panel=_LOADING
+    ),
+]
 JSONOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 MaxTokensOption = Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
+import attrs
 import typer
 
 from kinetic_core.cli.console import note, print_json, printable
@@ -16,6 +17,7 @@ from kinetic_core.cli.options import (
     KVOption,
     MaxTokensOption,
     MinPOption,
+    NoDraftOption,
     PresenceOption,
     RepeatOption,
     SeedOption,
@@ -30,7 +32,7 @@ from kinetic_core.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from kinetic_core.engine.request import Completion
+    from kinetic_core.engine.request import Completion, Timings, Usage
 
 
 def run(
@@ -65,6 +67,7 @@ def run(
     ctx: ContextOption = None,
     kv: KVOption = "f16",
     backend: BackendOption = "auto",
+    no_draft: NoDraftOption = False,
     strict: StrictOption = False,
 ) -> None:
     """Answer one prompt, given as an argument or on the standard input.
@@ -89,7 +92,9 @@ def run(
     )
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out", param_hint="--system")
-    loaded = load_model(model, threads=threads, ctx=ctx, kv=kv, backend=backend, strict=strict, parallel=1)
+    loaded = load_model(
+        model, threads=threads, ctx=ctx, kv=kv, backend=backend, strict=strict, parallel=1, draft=not no_draft
+    )
     with loaded:
         if raw:
             request = loaded.request(prompt, **options)
@@ -102,16 +107,14 @@ def run(
                 (completion,) = generation.result()
                 print_json(_described(completion))
                 return
-            usage = None
-            seconds = 0.0
+            last = None
             for chunk in generation:
                 sys.stdout.write(printable(chunk.text))
                 sys.stdout.flush()
-                if chunk.usage and chunk.timings:
-                    usage, seconds = chunk.usage, chunk.timings.predict_s
+                last = chunk
             print(flush=True)
-            if timings and usage:
-                note(speed_line(usage.completion_tokens, seconds))
+            if timings and last and last.usage and last.timings:
+                note(speed_line(last.usage, last.timings))
 
 
 def split_words(words: list[str], model: str | None) -> tuple[str | None, str | None]:
@@ -129,10 +132,12 @@ def split_words(words: list[str], model: str | None) -> tuple[str | None, str | 
     return (word, None) if model is None and names_model else (model, word)
 
 
-def speed_line(n_tokens: int, seconds: float) -> str:
-    """Tokens per second of an answer; its first token comes with the prompt."""
+def speed_line(usage: Usage, timings: Timings) -> str:
+    """Tokens per second of an answer, whose first token comes with the prompt, and what guesses did for it."""
+    n_tokens, seconds = usage.completion_tokens, timings.predict_s
     speed = f", {(n_tokens - 1) / seconds:.1f} tok/s" if n_tokens > 1 and seconds > 0 else ""
-    return f"{n_tokens} token{'' if n_tokens == 1 else 's'}{speed}"
+    guesses = f", {timings.accepted / timings.steps:.2f} guessed a step" if timings.accepted and timings.steps else ""
+    return f"{n_tokens} token{'' if n_tokens == 1 else 's'}{speed}{guesses}"
 
 
 def _read_standard_input() -> str:
@@ -153,5 +158,5 @@ def _described(completion: Completion) -> dict[str, Any]:
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
         },
-        "timings": {"queue_s": timings.queue_s, "prompt_s": timings.prompt_s, "predict_s": timings.predict_s},
+        "timings": attrs.asdict(timings),
     }

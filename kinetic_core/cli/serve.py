@@ -13,6 +13,7 @@ from kinetic_core.cli.options import (
     ContextOption,
     KVOption,
     ModelArgument,
+    NoDraftOption,
     StrictOption,
     ThreadsOption,
     load_model,
@@ -52,6 +53,7 @@ def serve(
     ctx: ContextOption = None,
     kv: KVOption = "f16",
     backend: BackendOption = "auto",
+    no_draft: NoDraftOption = False,
     strict: StrictOption = False,
 ) -> None:
     """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/models, /health."""
@@ -71,6 +73,8 @@ def serve(
         model_name=name,
     )
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    loaded = load_model(model, threads=threads, ctx=ctx, kv=kv, backend=backend, strict=strict, parallel=parallel)
+    loaded = load_model(
+        model, threads=threads, ctx=ctx, kv=kv, backend=backend, strict=strict, parallel=parallel, draft=not no_draft
+    )
     with loaded:
         run_server(loaded, settings, lambda url: note(f"{loaded.name} is served at {url} (Ctrl-C ends it)"))

@@ -29,11 +29,15 @@ if TYPE_CHECKING:
     from kinetic_core.gguf import Metadata, TensorSource
     from kinetic_core.interfaces.architecture import Architecture
     from kinetic_core.interfaces.backend import Executable, Progress
+    from kinetic_core.interfaces.drafter import Drafter
     from kinetic_core.plugins import Registry
     from kinetic_core.program import Program
 
+NO_DRAFTER = "none"
+"""The drafter of the core, which guesses nothing."""
+
 _SAMPLING_NAMES = frozenset(field.name for field in attrs.fields(SamplingOptions))
-_REQUEST_NAMES = frozenset({"max_tokens", "stop", "n", "ignore_end", "echo_logprobs"})
+_REQUEST_NAMES = frozenset({"max_tokens", "stop", "n", "ignore_end", "echo_logprobs", "salt"})
 
 
 class Model:
@@ -46,7 +50,7 @@ class Model:
 
     Options of `generate`, `stream` and `chat` are the fields of `SamplingOptions` (temperature, top_k, top_p, min_p,
     repeat_penalty, presence_penalty, frequency_penalty, logit_bias, seed, logprobs) and max_tokens, stop, n,
-    ignore_end, echo_logprobs. One that does not exist is refused by name.
+    ignore_end, echo_logprobs, salt. One that does not exist is refused by name.
 
     Attributes
     ----------
@@ -289,6 +293,7 @@ def load(
     ctx: int | None = None,
     kv: str = "f16",
     parallel: int | None = None,
+    draft: bool = True,
     progress: Progress | None = None,
     registry: Registry | None = None,
 ) -> Model:
@@ -309,6 +314,9 @@ def load(
         Type of the cache of keys and values, ``"f16"`` or ``"f32"``.
     parallel : int, optional
         Requests that are answered at the same time; None: 16, or fewer where their states would fill memory.
+    draft : bool
+        Guess tokens with the installed drafters and verify several in one step (docs/rad1.md); answers are the same
+        without.
     progress : callable, optional
         Called with (what is being done, share done).
     registry : Registry, optional
@@ -366,7 +374,8 @@ def load(
         )
         try:
             cache = registry.get("cache", "none")()
-            engine = Engine(executable, tokenizer, architecture.vocab_size, options, cache=cache)
+            drafters = suitable_drafters(registry, program) if draft else {}
+            engine = Engine(executable, tokenizer, architecture.vocab_size, options, cache=cache, drafters=drafters)
         except BaseException:
             executable.close()
             raise
@@ -376,6 +385,12 @@ def load(
             raise CapacityError(describe("memory ran out while loading", where=name, hint="lower --ctx")) from error
         raise
     return Model(name, source, architecture, program, executable, engine)
+
+
+def suitable_drafters(registry: Registry, program: Program) -> dict[str, Drafter]:
+    """A new object of every installed drafter that can guess for this model, by name. Raises PluginError."""
+    classes = {name: registry.get("drafter", name) for name in registry.names("drafter") if name != NO_DRAFTER}
+    return {name: drafter() for name, drafter in classes.items() if drafter.suits(program)}
 
 
 def sampling_defaults(metadata: Metadata) -> SamplingOptions:

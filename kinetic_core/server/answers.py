@@ -55,7 +55,7 @@ def usage_body(answers: Sequence[Answer], n: int) -> dict[str, Any]:
 
 
 def timings_body(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Milliseconds of the slowest of the answers in each phase, and tokens drafted and accepted in all."""
+    """Milliseconds of the slowest of the answers in each phase; tokens drafted and accepted, and steps, in all."""
     timings = [answer.timings for answer in answers if answer.timings is not None]
     return {
         "queue_ms": _ms(max((timing.queue_s for timing in timings), default=0.0)),
@@ -63,6 +63,7 @@ def timings_body(answers: Sequence[Answer]) -> dict[str, Any]:
         "predict_ms": _ms(max((timing.predict_s for timing in timings), default=0.0)),
         "drafted": sum(timing.drafted for timing in timings),
         "accepted": sum(timing.accepted for timing in timings),
+        "steps": sum(timing.steps for timing in timings),
     }
 
 

@@ -54,6 +54,7 @@ class ChatCompletions(CompletionEndpoint):
             max_tokens=common.max_tokens,
             stop=common.stop,
             n=common.n,
+            salt=common.salt,
         )
         return Plan(
             ("messages",), (request,), common.n, common.stream, common.include_usage, ChatWriter(logprobs is not None)

@@ -61,6 +61,7 @@ class Completions(CompletionEndpoint):
                 max_tokens=common.max_tokens,
                 stop=common.stop,
                 n=common.n,
+                salt=common.salt,
                 echo_logprobs=echo_logprobs,
             )
             for prompt in prompts

@@ -21,6 +21,7 @@ MAX_TOKENS = (1 << 31) - 1
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
 MAX_TOP_LOGPROBS = 20
+MAX_SALT_CHARACTERS = 256
 MAX_LOGIT_BIAS = 100.0
 MAX_SEED = (1 << 64) - 1
 
@@ -44,6 +45,7 @@ class Common:
     n: int
     stream: bool
     include_usage: bool
+    salt: str
 
 
 def read_common(
@@ -60,7 +62,16 @@ def read_common(
         n=fields.integer("n", 1, 1, max_n),
         stream=stream,
         include_usage=_read_stream_options(fields, stream),
+        salt=_read_salt(fields),
     )
+
+
+def _read_salt(fields: Fields) -> str:
+    """The field `cache_salt`: what is learned from a request serves requests of the same salt only."""
+    salt = fields.string("cache_salt") or ""
+    if len(salt) > MAX_SALT_CHARACTERS:
+        fields.fail("cache_salt", "salt too long", got=len(salt), expected=f"at most {MAX_SALT_CHARACTERS} characters")
+    return salt
 
 
 def _check_model(fields: Fields, model: ServedModel) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from kinetic_core.cli.console import megabytes, one_line, printable
 from kinetic_core.cli.run import speed_line, split_words
+from kinetic_core.engine.request import Timings, Usage
 
 TINY = ("--backend", "reference", "--temperature", "0")
 
@@ -117,7 +118,14 @@ def test_what_is_printed_cannot_drive_the_terminal() -> None:
         "1.06 GB",
         "386 MB",
     ]
-    assert (speed_line(1, 3.0), speed_line(11, 2.0)) == ("1 token", "11 tokens, 5.0 tok/s")
+
+
+def test_the_line_about_speed() -> None:
+    plain = Timings(queue_s=0.0, prompt_s=1.0, predict_s=2.0, steps=11)
+    assert speed_line(Usage(3, 1), plain) == "1 token"
+    assert speed_line(Usage(3, 11), plain) == "11 tokens, 5.0 tok/s"
+    drafted = Timings(queue_s=0.0, prompt_s=1.0, predict_s=2.0, drafted=12, accepted=6, steps=5)
+    assert speed_line(Usage(3, 11), drafted) == "11 tokens, 5.0 tok/s, 1.20 guessed a step"
 
 
 def test_what_was_converted_is_said_once(kinetic: Any, monkeypatch: pytest.MonkeyPatch) -> None:

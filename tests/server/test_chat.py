@@ -198,6 +198,7 @@ def test_extensions_reach_the_sampler(running: Running):
 
 def test_timings(running: Running):
     timings = running.chat(max_tokens=4).json()["timings"]
-    assert set(timings) == {"queue_ms", "prompt_ms", "predict_ms", "drafted", "accepted"}
+    assert set(timings) == {"queue_ms", "prompt_ms", "predict_ms", "drafted", "accepted", "steps"}
+    assert timings["steps"] == 4 - timings["accepted"]
     assert timings["prompt_ms"] > 0
     assert timings["predict_ms"] > 0

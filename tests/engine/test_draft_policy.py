@@ -1,0 +1,133 @@
+"""Which guesses are run: the tree that sources share, and the rows that promise the most tokens per second."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kinetic_core.engine.acceptance import Acceptance, Rates
+from kinetic_core.engine.draft_policy import LEAST_GAIN, GuessTree, best_rows, worthwhile_depth
+from kinetic_core.engine.step_costs import StepCosts
+from kinetic_core.interfaces import Draft, DraftTree
+
+
+def costs_of(curve: dict[int, float]) -> StepCosts:
+    costs = StepCosts()
+    for n_rows, seconds in curve.items():
+        costs.measured(n_rows, seconds)
+    return costs
+
+
+def tree_of(draft: Draft, name: str = "a") -> GuessTree:
+    tree = GuessTree()
+    tree.add(name, draft, Acceptance(Rates(), 4))
+    return tree
+
+
+def chain(tokens: tuple[int, ...], *expected: float) -> Draft:
+    return Draft(DraftTree.chain(tokens), expected)
+
+
+def test_sources_that_agree_share_rows() -> None:
+    record = Acceptance(Rates(), 4)
+    tree = GuessTree()
+    tree.add("a", chain((5, 6, 7), 0.5, 0.5, 0.5), record)
+    tree.add("b", Draft(DraftTree((5, 6, 9, 4), (-1, 0, 1, -1)), (0.9, 0.8, 0.6, 0.1)), record)
+    assert tree.token_ids == [5, 6, 7, 9, 4]
+    assert tree.parents == [-1, 0, 1, 1, -1]
+    assert tree.depths == [1, 2, 3, 3, 1]
+    assert tree.chances == pytest.approx([0.9, 0.72, 0.125, 0.432, 0.1])
+    assert tree.sources == [{"a", "b"}, {"a", "b"}, {"a"}, {"b"}, {"b"}]
+    assert tree.likeliest_leaf() == 3
+    assert tree.path(3) == [5, 6, 9]
+    assert tree.part([0, 1, 3]) == DraftTree((5, 6, 9), (-1, 0, 1))
+
+
+def test_guesses_can_go_on_from_others() -> None:
+    record = Acceptance(Rates(), 4)
+    tree = tree_of(chain((5, 6), 0.5, 0.5))
+    tree.add("b", chain((7, 8), 0.5, 0.5), record, root=1)
+    assert (tree.token_ids, tree.parents, tree.depths) == ([5, 6, 7, 8], [-1, 0, 1, 2], [1, 2, 3, 4])
+    assert tree.chances == pytest.approx([0.5, 0.25, 0.125, 0.0625])
+    assert GuessTree().likeliest_leaf() == -1
+
+
+def test_rows_are_taken_while_they_pay() -> None:
+    costs = costs_of({1: 1.0, 2: 1.2, 4: 1.2, 5: 2.4, 8: 2.4, 16: 4.8})
+    sure = tree_of(chain(tuple(range(12)), *(0.99,) * 12))
+    nodes, rate = best_rows({"s": sure}, 1, costs, most=31)
+    assert len(nodes["s"]) == 3  # four rows for 1.2: more rows cost as much each
+    assert rate == pytest.approx((1 + 0.99 + 0.99**2 + 0.99**3) / 1.2)
+    doubtful = tree_of(chain((1, 2), 0.15, 0.15))
+    assert best_rows({"s": doubtful}, 1, costs, most=31) == ({}, 1.0)
+    flat = costs_of({1: 1.0, 16: 1.0})
+    assert len(best_rows({"s": sure}, 1, flat, most=31)[0]["s"]) == 12
+    assert len(best_rows({"s": sure}, 1, flat, most=5)[0]["s"]) == 5
+
+
+def test_a_gain_too_small_to_be_trusted_is_left() -> None:
+    guess = {"s": tree_of(chain((1,), 0.5))}
+    assert best_rows(guess, 1, costs_of({1: 1.0, 2: 1.5 / (LEAST_GAIN + 0.01)}), most=4)[0] == {"s": [0]}
+    assert best_rows(guess, 1, costs_of({1: 1.0, 2: 1.5 / (LEAST_GAIN - 0.01)}), most=4)[0] == {}
+
+
+def test_time_that_the_step_takes_anyway_makes_guesses_cheaper() -> None:
+    costs = costs_of({1: 1.0, 2: 1.5})
+    guess = {"s": tree_of(chain((1,), 0.4))}
+    assert best_rows(guess, 1, costs, most=4)[0] == {}
+    assert best_rows(guess, 1, costs, most=4, other_s=5.0)[0] == {"s": [0]}
+
+
+def test_requests_share_the_rows_by_their_chances() -> None:
+    costs = costs_of({2: 1.0, 6: 1.2, 7: 9.0})
+    trees = {
+        "sure": tree_of(chain((1, 2, 3, 4), 0.95, 0.95, 0.95, 0.95)),
+        "doubtful": tree_of(Draft(DraftTree((5, 6), (-1, -1)), (0.6, 0.3))),
+    }
+    nodes, rate = best_rows(trees, 2, costs, most=20)
+    # chances .95 .90 .86 .81 | .6 .3: four more rows are the cheap ones
+    assert nodes == {"sure": [0, 1, 2, 3]}
+    assert rate == pytest.approx((2 + 0.95 + 0.95**2 + 0.95**3 + 0.95**4) / 1.2)
+
+
+def test_what_is_chosen_is_as_good_as_any_choice() -> None:
+    """Against all subtrees that have the parents of their nodes, on small random trees."""
+    rng = random.Random(3)
+    for _ in range(60):
+        n = rng.randrange(1, 7)
+        parents = tuple(rng.randrange(-1, node) if node else -1 for node in range(n))
+        draft = Draft(DraftTree(tuple(range(n)), parents), tuple(rng.uniform(0.05, 1) for _ in range(n)))
+        seconds = 1.0
+        costs = costs_of(
+            {1: seconds} | {count: (seconds := seconds + rng.uniform(0, 0.8)) for count in range(2, n + 2)}
+        )
+        tree = tree_of(draft)
+        nodes, rate = best_rows({"s": tree}, 1, costs, most=n)
+        best = 1.0
+        for mask in range(1, 1 << n):
+            chosen = [node for node in range(n) if mask >> node & 1]
+            if all(parents[node] < 0 or parents[node] in chosen for node in chosen):
+                tokens = 1 + sum(tree.chances[node] for node in chosen)
+                best = max(best, tokens / costs.seconds(1 + len(chosen)))
+        if best > LEAST_GAIN:
+            assert rate == pytest.approx(best)
+            part = tree.part(nodes["s"])
+            assert all(parent < node for node, parent in enumerate(part.parents))
+        else:
+            assert nodes == {}
+
+
+def test_how_far_a_source_that_costs_time_should_guess() -> None:
+    record = Acceptance(Rates(), 128)  # nothing seen: 0.7 at every depth
+    costs = costs_of({1: 1.0, 2: 1.2, 4: 1.2, 8: 2.4})
+
+    def depth(guess_s: float, to_beat: float = 1.0, **changes: float) -> int:
+        values = {"n_rows": 1, "tokens": 1.0, "most": 8, "other_s": 0.0} | changes
+        return worthwhile_depth(record, costs, guess_s, to_beat=to_beat, **values)  # type: ignore[arg-type]
+
+    assert depth(0.0) == 3
+    assert depth(0.3) == 2  # 1.7 in 1.5, 2.19 in 1.8, 2.53 in 2.1
+    assert depth(0.6) == 0
+    assert depth(0.0, to_beat=2.2) == 0  # what others guess is better
+    assert depth(0.0, most=2) == 2

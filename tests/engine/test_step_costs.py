@@ -1,0 +1,66 @@
+"""The cost of n rows: medians of what was measured, the prior's shape between."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinetic_core.engine.step_costs import FORGOTTEN_AFTER, RENEWED_AFTER, StepCosts, prior
+
+
+def test_the_prior_is_linear_between_its_points_and_beyond() -> None:
+    assert [prior(n) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24)] == pytest.approx(
+        [1.0, 1.3, 1.3, 1.3, 1.75, 2.2, 3.2, 4.2, 6.2]
+    )
+
+
+def test_without_measurements_the_prior_counts() -> None:
+    costs = StepCosts()
+    assert not costs.is_measured
+    assert costs.curve() == {1: 1.0, 2: 1.3, 4: 1.3, 8: 2.2, 16: pytest.approx(4.2)}
+
+
+def test_one_figure_scales_the_prior() -> None:
+    costs = StepCosts()
+    costs.measured(1, 0.01)
+    assert costs.is_measured
+    assert costs.seconds(1) == 0.01
+    assert costs.seconds(8) == pytest.approx(0.022)
+
+
+def test_between_figures_the_scale_moves_from_one_to_the_other() -> None:
+    costs = StepCosts()
+    costs.measured(4, 1.3)
+    costs.measured(8, 2 * 2.2)
+    assert costs.seconds(2) == pytest.approx(1.3)
+    assert costs.seconds(6) == pytest.approx(1.5 * 1.75)
+    assert costs.seconds(16) == pytest.approx(2 * 4.2)
+
+
+def test_a_figure_is_a_median_of_the_last() -> None:
+    costs = StepCosts()
+    for seconds in (1.0, 1.0, 9.0, 1.1, 1.1):
+        costs.measured(1, seconds)
+    assert costs.seconds(1) == 1.1
+    for _ in range(9):
+        costs.measured(1, 3.0)
+    assert costs.seconds(1) == 3.0
+
+
+def test_figures_fall_due_and_are_forgotten() -> None:
+    costs = StepCosts()
+    assert costs.is_due(1)
+    costs.measured(1, 1.0)
+    assert not costs.is_due(1)
+    for _ in range(RENEWED_AFTER - 1):
+        costs.measured(4, 50.0)
+    assert not costs.is_due(1)
+    costs.measured(4, 50.0)
+    assert costs.is_due(1)
+    assert costs.seconds(1) == 1.0
+    for _ in range(FORGOTTEN_AFTER):
+        costs.measured(1, 2.0)
+    assert costs.seconds(4) == pytest.approx(50.0)
+    costs.measured(1, 2.0)
+    assert costs.seconds(4) == pytest.approx(2.6)  # the old figure is gone, the prior counts
+    costs.measured(4, 3.0)
+    assert costs.seconds(4) == 3.0  # and does not come back
