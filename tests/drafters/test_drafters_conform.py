@@ -1,0 +1,12 @@
+"""The conformance suite on the sources that need no prediction block."""
+
+from __future__ import annotations
+
+from kinetic_drafters.context import ContextDrafter
+
+from kinetic_core.conformance import DrafterConformance
+
+
+class TestContext(DrafterConformance):
+    target = ContextDrafter
+    name = "context"
