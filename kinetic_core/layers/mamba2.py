@@ -69,3 +69,19 @@ class Mamba2:
         if norm is not None:
             o = b.rms_norm(o, norm, block.eps, d // self.groups)
         return block.linear("ssm_out", o, y.width)
+
+    def matrices(self, d_model: int) -> dict[str, tuple[int, ...]]:
+        """The linear layers by name, for a miniature: name -> shape."""
+        return {"ssm_in": (self.d_inner + self.channels + self.heads, d_model), "ssm_out": (d_model, self.d_inner)}
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """The other tensors by name with ending, those that files may lack too, for a miniature: name -> shape."""
+        heads = (self.heads,)
+        return {
+            "ssm_a": heads,
+            "ssm_d": heads,
+            "ssm_dt.bias": heads,
+            "ssm_conv1d.weight": (self.channels, self.taps),
+            "ssm_conv1d.bias": (self.channels,),
+            "ssm_norm.weight": (self.groups, self.d_inner // self.groups),
+        }

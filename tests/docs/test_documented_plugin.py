@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinetic_arch_llama.architecture import Llama
 
 from kinetic_core.gguf import read_tensor
 from kinetic_core.interfaces import HeadRequest, LoadOptions, RowBatch, SequenceRows
@@ -102,6 +103,16 @@ def test_its_prediction_block_runs() -> None:
     ]
     expected = table @ (tensors["nextn.eh_proj.weight"] @ np.concatenate(inputs))
     np.testing.assert_allclose(executable.logits(0), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_decoder_of_shared_parts_is_llama_without_its_options() -> None:
+    names: dict[str, Any] = {"__name__": "documented"}
+    exec(block("python", "class Plain"), names)
+    tied, untied = names["Plain"].tiny()
+    source, llama = random_model("plain", tied), random_model("llama", tied)
+    assert record_program(names["Plain"](source), FullHead(), source) == record_program(Llama(llama), FullHead(), llama)
+    source = random_model("plain", untied)
+    assert record_program(names["Plain"](source), FullHead(), source).weights[-1].name == "output.weight"
 
 
 def test_the_entry_point_group_is_the_contract(installed: Distribution) -> None:

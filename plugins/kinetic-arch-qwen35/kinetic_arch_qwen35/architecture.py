@@ -101,7 +101,8 @@ class Qwen35(DecoderArchitecture):
         self.key_heads = meta.get_int("ssm.group_count", minimum=1)
         self.value_heads = meta.get_int("ssm.time_step_rank", minimum=1)
         if self.value_heads % self.key_heads:
-            raise meta.does_not_fit("ssm.group_count", self.key_heads, f"a divisor of {self.value_heads}, the heads")
+            expected_heads = f"a divisor of {self.value_heads}, the value heads"
+            raise meta.does_not_fit("ssm.group_count", self.key_heads, expected_heads)
         inner, expected = meta.get_int("ssm.inner_size"), self.value_heads * self.delta_dim
         if inner != expected:
             raise meta.does_not_fit("ssm.inner_size", inner, f"{expected}, value heads times their size")
