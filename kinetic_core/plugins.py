@@ -278,6 +278,10 @@ def _collect(manager: pluggy.PluginManager, module: ModuleType, distribution: st
 def _check_registration(registration: object, hook: str) -> None:
     if not isinstance(registration, Registration):
         raise PluginError(describe(f"{hook} must return Registration objects", got=repr(registration)))
+    if not isinstance(registration.keys, tuple | list):
+        raise PluginError(
+            describe(f"the keys of {registration.name}", got=repr(registration.keys), expected="a tuple of names")
+        )
     for label in (registration.name, *registration.keys):
         if not isinstance(label, str) or not _NAME.fullmatch(label):
             raise PluginError(

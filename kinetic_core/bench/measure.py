@@ -44,7 +44,7 @@ class BenchOptions:
 def measure(
     model: Model, options: BenchOptions, *, peer: Peer | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Prompt and decode speed, bytes per token, bandwidth and its share, and the cost of n rows.
+    """Prompt and plain decode speed, bytes per token, bandwidth and its share, and the cost of n rows.
 
     Keys: threads, prompt_tok_s, decode_tok_s, bytes_per_token, bandwidth_gb_s, bandwidth_share, rows_cost, rows_ms
     (one row) and, with a peer, peer {prompt_tok_s, decode_tok_s, prompt_ratio, decode_ratio}: ours over its, the
@@ -102,6 +102,7 @@ def _run(model: Model, options: BenchOptions, run: int) -> tuple[float, float]:
         temperature=0.0,
         max_tokens=options.n_predict,
         ignore_end=True,
+        draft=False,
     )
     (completion,) = model.engine.submit(request).result()
     timings = completion.timings
@@ -164,6 +165,7 @@ def measure_streams(model: Model, n_streams: int, options: BenchOptions) -> dict
                     temperature=0.0,
                     max_tokens=options.n_predict,
                     ignore_end=True,
+                    draft=False,
                 )
             )
             for number in range(count)

@@ -15,6 +15,7 @@ from kinetic_core.cli.options import (
     JSONOption,
     KVOption,
     ModelArgument,
+    NoDraftOption,
     StrictOption,
     ThreadsOption,
     load_model,
@@ -34,18 +35,30 @@ def bench(
     streams: Annotated[
         int | None, typer.Option(min=2, max=256, help="Also compare so many concurrent requests with one.")
     ] = None,
+    answer: Annotated[
+        int, typer.Option(min=2, help="Tokens of an answer that is decoded with and without drafts.")
+    ] = 400,
     profile: Annotated[bool, typer.Option("--profile", help="Also show where the time goes, per operation.")] = False,
     as_json: JSONOption = False,
     threads: ThreadsOption = None,
     kv: KVOption = "f16",
     backend: BackendOption = "auto",
+    no_draft: NoDraftOption = False,
     strict: StrictOption = False,
 ) -> None:
-    """Measure loading, prompt and decode speed, the share of the memory's bandwidth, the cost of rows.
+    """Measure loading, prompt and decode speed, the share of the memory's bandwidth, the cost of rows, and drafting.
 
-    Greedy answers to made-up prompts, end tokens ignored.
+    Plain decoding first: greedy answers to made-up prompts, end tokens ignored. Then answers with and without drafts,
+    which have to be the same: exit status 1 if they are not.
     """
-    from kinetic_core.bench import BenchOptions, measure, measure_first_token, measure_profile, measure_streams
+    from kinetic_core.bench import (
+        BenchOptions,
+        measure,
+        measure_drafting,
+        measure_first_token,
+        measure_profile,
+        measure_streams,
+    )
 
     options = BenchOptions(n_prompt=prompt, n_predict=predict, runs=runs)
     loading: dict[str, Any] = {
@@ -55,6 +68,7 @@ def bench(
         "backend": backend,
         "strict": strict,
         "parallel": max(16, streams or 0),
+        "draft": not no_draft,
     }
     began = time.perf_counter()
     loaded = load_model(model, **loading)
@@ -69,6 +83,8 @@ def bench(
         if streams is not None:
             progress("concurrent requests", 0.0)
             result["streams"] = measure_streams(loaded, streams, options)
+        if loaded.engine.statistics()["drafters"]:
+            result |= measure_drafting(loaded, answer, progress)
         result["backend"] = loaded.executable.statistics()
         result["kernel_digest"] = loaded.kernel_digest
     if profile:
@@ -83,6 +99,8 @@ def bench(
         print_json(result)
     else:
         _print(result)
+    if not result.get("drafted_identical", True):
+        raise typer.Exit(1)
 
 
 def _peer(model: Model, n_prompt: int, n_predict: int) -> Peer:
@@ -116,6 +134,17 @@ def _print(result: dict[str, Any]) -> None:
     if "streams" in result:
         streams = result["streams"]
         line(f"{streams['streams']} streams", f"{streams['all_tok_s']:.1f} tok/s, {streams['ratio']:.2f} x one")
+    for name, cases in result.get("workloads", {}).items():
+        for case, figures in cases.items():
+            line(
+                f"{name}, {case}",
+                f"{figures['plain_tok_s']:.1f} tok/s, drafted {figures['drafted_tok_s']:.1f} "
+                f"({figures['speedup']:.2f} x), {figures['tokens_per_step']:.2f} tokens a step, "
+                f"{figures['share_in_loops']:.0%} in loops",
+            )
+    if "drafted_identical" in result:
+        identical = "yes" if result["drafted_identical"] else "no"
+        print(f"drafted output identical to plain decoding: {identical}")
     for name, shares in result.get("profile", {}).items():
         line(f"time of {name}", ", ".join(f"{label} {share:.1%}" for label, share in shares.items()))
     if "peer" in result:

@@ -70,7 +70,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _print(report: SuiteReport) -> None:
-    """A table of clauses, then every failure with its message."""
+    """A table of clauses, then every failure with its message; cases that failed in the same way share a line."""
     from rich.console import Console
     from rich.table import Table
 
@@ -88,9 +88,12 @@ def _print(report: SuiteReport) -> None:
     for clause_id, (statement, counts) in sorted(clauses.items()):
         table.add_row(clause_id, statement, *(str(counts[column] or "") for column in columns))
     Console(file=sys.stdout).print(table)
+    failures: dict[str, list[str]] = {}
     for result in report.results:
         if result.outcome == "failed":
-            print(f"FAILED {result.case.id}: {one_line(result.message)}")
+            failures.setdefault(one_line(result.message), []).append(result.case.id)
+    for message, (first, *others) in failures.items():
+        print(f"FAILED {first}{f' and {len(others)} more' if others else ''}: {message}")
     counted = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in columns)  # type: ignore[arg-type]
     seconds = sum(result.seconds for result in report.results)
     print(f"{'conforms' if report.conforms else 'does not conform'}: {counted}, in {seconds:.1f} s")

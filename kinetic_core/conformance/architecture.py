@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from kinetic_core.conformance import agreement, answers, lowerings, prediction, recorded, rows, states
+from kinetic_core.conformance.formats import FORMATS
 from kinetic_core.conformance.models import ModelFamily, TinyModel
 from kinetic_core.conformance.on_models import OnModels, registered_backend
 from kinetic_core.conformance.suite import Conformance, clause
 from kinetic_core.interfaces import KernelBackend
-
-FORMATS = ("F32", "Q8_0", "Q4_0")
-"""Tensor formats of the models: exact, quantized with 8 bits, and with 4."""
 
 
 class ArchitectureConformance(OnModels, Conformance, kind="architecture"):

@@ -9,15 +9,16 @@ from typing import Any
 import attrs
 import numpy as np
 
+from kinetic_core.conformance.formats import stored_types, with_types
 from kinetic_core.conformance.steps import F32, Tokens, prompt
 from kinetic_core.conformance.suite import Fault
-from kinetic_core.gguf import MemoryTensors
+from kinetic_core.gguf import GGMLType, MemoryTensors
 from kinetic_core.interfaces import Architecture, Executable, KernelBackend, LoadOptions, OutputHead, TinyVariant
 from kinetic_core.program import Program
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.backend import ReferenceBackend
 from kinetic_core.reference.head import FullHead
-from kinetic_core.reference.random_model import random_model, with_tensor_type
+from kinetic_core.reference.random_model import random_model
 
 N_BLOCKS, N_SLOTS, MAX_ROWS = 6, 6, 320
 SEED = 3
@@ -58,7 +59,8 @@ class TinyModel:
     def source(self) -> MemoryTensors:
         """The weights."""
         source = random_model(self.name, self.variant, SEED)
-        return source if self.tensor_type == "F32" else with_tensor_type(source, self.tensor_type)
+        types = stored_types(self.variant, self.tensor_type)
+        return with_types(source, types) if types else source
 
     @functools.cached_property
     def architecture(self) -> Architecture:
@@ -88,9 +90,9 @@ class TinyModel:
         """The executable of this role, loaded at the first call, with empty slots and poisoned blocks."""
         return self._fresh(self.backend, role, n_threads, kv_type)
 
-    def reference(self, kv_type: str) -> Executable:
-        """The NumPy reference of this model."""
-        return self._fresh(ReferenceBackend, "reference", 1, kv_type)
+    def reference(self, kv_type: str, backend: type[ReferenceBackend] = ReferenceBackend) -> Executable:
+        """The NumPy reference of this model, or a variation of it."""
+        return self._fresh(backend, "reference", 1, kv_type)
 
     def _fresh(self, backend: type[KernelBackend], role: str, n_threads: int, kv_type: str | None) -> Executable:
         kv_type = kv_type or default_kv_type(backend)
@@ -171,9 +173,9 @@ class ModelFamily:
     def labels(self) -> Iterable[str]:
         """``variant-FORMAT`` of every model."""
         for variant in self.variants.values():
-            stored: list[list[str]] = []
+            stored: list[dict[str, GGMLType]] = []
             for tensor_type in self.formats:
-                types = [info.type.name for info in self._make(variant, tensor_type).source.tensors.values()]
+                types = stored_types(variant, tensor_type)
                 if types not in stored:
                     stored.append(types)
                     yield f"{variant.name}-{tensor_type}"

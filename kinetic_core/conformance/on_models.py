@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from kinetic_core.conformance.models import ModelFamily
-from kinetic_core.conformance.suite import Case, Scope
+from kinetic_core.conformance.models import ModelFamily, TinyModel
+from kinetic_core.conformance.suite import Case, Fault, Scope
 from kinetic_core.interfaces import KernelBackend
 
 _FAMILIES: dict[type, ModelFamily] = {}
@@ -19,6 +19,15 @@ def registered_backend(backend: str | type[KernelBackend]) -> type[KernelBackend
     from kinetic_core.plugins import load_registry
 
     return load_registry().get("backend", backend)
+
+
+def _require_program(model: TinyModel) -> None:
+    """Raise Fault, the same for every clause, where the variant as `tiny()` describes it cannot even be recorded."""
+    try:
+        _ = model.program
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Fault(f"the variant {model.variant.name!r} of tiny() cannot be recorded: {text}") from error
 
 
 class OnModels:
@@ -50,10 +59,10 @@ class OnModels:
         method: Any = getattr(cls(), case.clause.method)
         if case.clause.scope == "plugin":
             method(family)
-        elif case.clause.scope == "variant":
-            method(family.model(f"{case.subject}-F32"))
         else:
-            method(family.model(case.subject))
+            model = family.model(f"{case.subject}-F32" if case.clause.scope == "variant" else case.subject)
+            _require_program(model)
+            method(model)
 
     @classmethod
     def close(cls) -> None:

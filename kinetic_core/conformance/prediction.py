@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kinetic_core.conformance.agreement import require_agreement
-from kinetic_core.conformance.models import TinyModel
+from kinetic_core.conformance.agreement import N_PROMPTS, PROMPT_LENGTH, Rows, cache_types, require_agreement
+from kinetic_core.conformance.models import TinyModel, tokens_of
 from kinetic_core.conformance.steps import F32, Part, Tokens, make_batch, require_bytes, require_rows, step
 from kinetic_core.conformance.suite import NotApplicable
 from kinetic_core.interfaces import Executable
@@ -58,12 +58,17 @@ def prediction_depends_on_its_path(model: TinyModel) -> None:
 def prediction_agrees_with_reference(model: TinyModel) -> None:
     """The prediction block's logits against the reference's, on the same hidden states."""
     need_prediction(model)
-    tokens = model.tokens(50, N_TOKENS)
-    for kv_type in model.backend.capabilities.kv_types:
-        got: list[F32] = []
-        hidden: F32 | None = None
-        for executable in (model.executable("reference", kv_type=kv_type), model.reference(kv_type)):
-            step(executable, Part(tokens))
-            hidden = np.array(executable.hidden(0, N_TOKENS)) if hidden is None else hidden
-            got.append(predict(executable, tokens[1:], 1, hidden[:-1])[0])
-        require_agreement(model, got[0], got[1], f"the prediction block, {model.tensor_type} with an {kv_type} cache")
+    for kv_type in cache_types(model):
+        executable = model.executable("reference", kv_type=kv_type)
+        whole = _predicted(executable, model.tokens(50, N_TOKENS))
+        prompts = [_predicted(executable, tokens_of(100 + n, PROMPT_LENGTH, model.vocab)) for n in range(N_PROMPTS)]
+        what = f"the prediction block, {model.tensor_type} with an {kv_type} cache"
+        require_agreement(model, kv_type, what, whole, prompts)
+
+
+def _predicted(trunk: Executable, tokens: Tokens) -> Rows:
+    """A prediction step of these tokens on the hidden states that `trunk` gives for them."""
+    trunk.clear_slot(0)
+    step(trunk, Part(tokens))
+    hidden = np.array(trunk.hidden(0, len(tokens)))
+    return lambda executable: predict(executable, tokens[1:], 1, hidden[:-1])[0]

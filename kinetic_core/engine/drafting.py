@@ -57,8 +57,9 @@ class _Source:
 class Drafting:
     """The drafters of a model. One that raises is turned off for good: guesses never change an answer, nor end it.
 
-    drafted, accepted: tokens so far. guessing_s: seconds spent on guesses and on choosing among them.
-    wasted_s: seconds by which steps were longer for rows whose guesses did not come true, as far as known.
+    drafted, accepted: tokens so far. steps_by_rows: steps without prompts, by their number of rows.
+    guessing_s: seconds spent on guesses and on choosing among them. wasted_s: seconds by which steps were longer for
+    rows whose guesses did not come true, as far as known.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Drafting:
         self._records: dict[int, dict[str, Acceptance]] = {}
         self._begun: list[tuple[Sequence, Sequence]] = []
         self._run_trees: dict[Sequence, tuple[GuessTree, list[int]]] = {}
-        self._n_rows = (0, 0)
         self.costs = StepCosts()
-        self.drafted = self.accepted = self.drafted_steps = 0
+        self.drafted = self.accepted = 0
+        self.steps_by_rows: dict[int, int] = {}
         self.guessing_s = self.wasted_s = 0.0
         self.failed = False
         for name, drafter in drafters.items():
@@ -100,10 +101,10 @@ class Drafting:
 
     def begin(self, sequence: Sequence, parent: Sequence | None = None) -> None:
         """A sequence that will answer was admitted, or starts as a fork of another; one that is known is left alone."""
-        if not self._sources or sequence.is_drafted:
+        request = sequence.active.request
+        if not self._sources or sequence.is_drafted or not request.draft or request.max_tokens == 0:
             return
         sequence.is_drafted = True
-        request = sequence.active.request
         self._records[sequence.number] = {
             source.name: Acceptance(source.everyone, LONGEST_MODEL_PAUSE if source.runs_model else LONGEST_PAUSE)
             for source in self._sources
@@ -142,7 +143,6 @@ class Drafting:
             return {}
         began = time.perf_counter()
         answering = list(sequences)
-        self._n_rows = (len(answering), len(answering))
         trees: dict[Sequence, DraftTree] = {}
         try:
             measured = self.costs.is_measured and (other_s > 0 or not self.costs.is_due(len(answering)))
@@ -150,9 +150,6 @@ class Drafting:
                 trees = self._choose(answering, n_rows_free, other_s)
         finally:
             self.guessing_s += time.perf_counter() - began
-        if trees:
-            self.drafted_steps += 1
-            self._n_rows = (len(answering), len(answering) + sum(len(tree.token_ids) for tree in trees.values()))
         return trees
 
     def _choose(self, answering: list[Sequence], n_rows_free: int, other_s: float) -> dict[Sequence, DraftTree]:
@@ -309,13 +306,13 @@ class Drafting:
                     self._call(source, "forked", sequence.number, parent.number)
         self._begun.clear()
 
-    def measured(self, seconds: float, n_accepted: int) -> None:
-        """The step took so long, without prompts, and so many guesses came true."""
-        plain, n_rows = self._n_rows
+    def measured(self, n_answering: int, n_rows: int, seconds: float, n_accepted: int) -> None:
+        """A step without prompts took so long: one row of each answering sequence, the others are guesses."""
         self.costs.measured(n_rows, seconds)
-        if n_rows > plain:
-            extra = max(0.0, self.costs.seconds(n_rows) - self.costs.seconds(plain))
-            self.wasted_s += extra * (1.0 - n_accepted / (n_rows - plain))
+        self.steps_by_rows[n_rows] = self.steps_by_rows.get(n_rows, 0) + 1
+        if n_rows > n_answering:
+            extra = max(0.0, self.costs.seconds(n_rows) - self.costs.seconds(n_answering))
+            self.wasted_s += extra * (1.0 - n_accepted / (n_rows - n_answering))
 
     # faults
 
@@ -342,7 +339,7 @@ class Drafting:
         return {
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "drafted_steps": self.drafted_steps,
+            "steps_by_rows": {str(n): count for n, count in sorted(self.steps_by_rows.items())},
             "guessing_s": self.guessing_s,
             "wasted_s": self.wasted_s,
             "drafter_failed": self.failed,

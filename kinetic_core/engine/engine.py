@@ -284,8 +284,7 @@ class Engine:
             if sequence.active.admitted_s is None:
                 sequence.active.admitted_s = time.perf_counter()
             self._reuse.begin(sequence)
-            if sequence.active.request.max_tokens != 0:
-                self._drafting.begin(sequence)
+            self._drafting.begin(sequence)
         rows = self._scheduler.plan()
         for sequence in self._scheduler.stuck:
             self._fail([sequence.active], CapacityError(describe("no memory for states is left", got="all in use")))
@@ -312,7 +311,8 @@ class Engine:
         self._reuse.keep_snapshots(step.snapshots)
         accepted = self._read_outputs(step)
         if not n_prompt_rows:
-            self._drafting.measured(time.perf_counter() - begun, sum(map(len, accepted.values())))
+            seconds, n_accepted = time.perf_counter() - begun, sum(map(len, accepted.values()))
+            self._drafting.measured(len(answering), step.batch.n_rows, seconds, n_accepted)
         self._drafting.stepped(
             (sequence, part.start, part.committed_rows(accepted.get(sequence, ())))
             for sequence, part in step.parts.items()
@@ -400,7 +400,7 @@ class Engine:
         """Choose a sequence's next token and hand out what may be shown; the token, or None when that was the end."""
         request = sequence.active.request
         choice = sequence.sampler.choose(self._executable, output, top_k, sequence.history)
-        token = choice.token_id
+        token = request.forced_ids[sequence.n_generated] if request.forced_ids else choice.token_id
         if token in self.tokenizer.end_ids and not request.ignore_end:
             self._end(sequence, "stop")
             return None

@@ -37,7 +37,7 @@ NO_DRAFTER = "none"
 """The drafter of the core, which guesses nothing."""
 
 _SAMPLING_NAMES = frozenset(field.name for field in attrs.fields(SamplingOptions))
-_REQUEST_NAMES = frozenset({"max_tokens", "stop", "n", "ignore_end", "echo_logprobs", "salt"})
+_REQUEST_NAMES = frozenset({"max_tokens", "stop", "n", "ignore_end", "echo_logprobs", "draft", "forced_ids", "salt"})
 
 
 class Model:
@@ -50,7 +50,7 @@ class Model:
 
     Options of `generate`, `stream` and `chat` are the fields of `SamplingOptions` (temperature, top_k, top_p, min_p,
     repeat_penalty, presence_penalty, frequency_penalty, logit_bias, seed, logprobs) and max_tokens, stop, n,
-    ignore_end, echo_logprobs, salt. One that does not exist is refused by name.
+    ignore_end, echo_logprobs, draft, forced_ids, salt. One that does not exist is refused by name.
 
     Attributes
     ----------

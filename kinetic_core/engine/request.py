@@ -44,6 +44,9 @@ class GenerationRequest:
     stop: strings that end an answer and are not part of it.
     ignore_end: carry on after end-of-turn tokens (benchmarks).
     echo_logprobs: also give the prompt tokens' log-probabilities (needs every prompt row).
+    draft: guess tokens where drafters are loaded; the answer is the same without.
+    forced_ids: these are the answer's tokens, whatever the sampler chooses, which still runs; the answer ends with the
+        last of them. For measurements on a given text.
     salt: keeps what drafters learn from this request apart from requests of another salt (tenants).
     log_name: what the request's line in the log begins with; None: "request" and its number.
     """
@@ -55,6 +58,8 @@ class GenerationRequest:
     n: int = 1
     ignore_end: bool = False
     echo_logprobs: bool = False
+    draft: bool = True
+    forced_ids: tuple[int, ...] = ()
     salt: str = ""
     log_name: str | None = None
 

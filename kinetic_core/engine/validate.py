@@ -22,6 +22,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 """Least and greatest value, both allowed, except that top_p must be above 0."""
 
+_OF = {"prompt": "the prompt", "forced_ids": "forced_ids"}
+
 MAX_TOP_K = 1_000_000
 """A top_k above the vocabulary counts as the whole vocabulary, up to this."""
 MAX_BIAS = 1000.0
@@ -36,20 +38,30 @@ def validate_request(request: GenerationRequest, vocab_size: int, context_length
 
     Raises RequestError, whose `field` is the option at fault; ContextLengthError for a prompt that does not fit.
     """
-    prompt_ids = _prompt(request.prompt_ids, vocab_size)
+    prompt_ids = _tokens("prompt", request.prompt_ids, vocab_size)
+    if not prompt_ids:
+        raise _wrong("prompt", "no tokens", "at least one token")
+    forced_ids = _tokens("forced_ids", request.forced_ids, vocab_size)
     max_tokens = request.max_tokens
+    if forced_ids and max_tokens is None:
+        max_tokens = len(forced_ids)
     if max_tokens is not None:
         max_tokens = _integer("max_tokens", max_tokens, 0, 2**31 - 1)
     n = _integer("n", request.n, 1, MAX_CHOICES)
     # The last token of an answer never goes through the model, but it must have a position of its own.
     if len(prompt_ids) > context_length - (max_tokens != 0):
         raise ContextLengthError(len(prompt_ids), context_length)
-    for name in ("ignore_end", "echo_logprobs"):
+    if forced_ids and max_tokens is not None and max_tokens > len(forced_ids):
+        raise _wrong("max_tokens", max_tokens, f"at most the {len(forced_ids)} tokens of forced_ids")
+    if not isinstance(request.salt, str):
+        raise _wrong("salt", request.salt, "a string")
+    for name in ("ignore_end", "echo_logprobs", "draft"):
         if not isinstance(getattr(request, name), bool):
             raise _wrong(name, getattr(request, name), "true or false")
     return attrs.evolve(
         request,
         prompt_ids=prompt_ids,
+        forced_ids=forced_ids,
         sampling=validate_sampling(request.sampling, vocab_size),
         max_tokens=max_tokens,
         stop=_stops(request.stop),
@@ -100,20 +112,18 @@ def _integer(field: str, value: object, least: int, greatest: int) -> int:
     return value
 
 
-def _prompt(value: Any, vocab_size: int) -> tuple[int, ...]:
+def _tokens(field: str, value: Any, vocab_size: int) -> tuple[int, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, (list, tuple)):
-        raise _wrong("prompt", type(value).__name__, "a list of token ids")
-    if not value:
-        raise _wrong("prompt", "no tokens", "at least one token")
+        raise _wrong(field, type(value).__name__, "a list of token ids")
     for place, token in enumerate(value):
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise RequestError(
                 describe(
-                    f"token {place} of the prompt does not exist",
+                    f"token {place} of {_OF[field]} does not exist",
                     got=shown(token),
                     expected=f"an id from 0 to {vocab_size - 1}",
                 ),
-                field="prompt",
+                field=field,
             )
     return tuple(value)
 

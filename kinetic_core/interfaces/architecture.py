@@ -36,12 +36,18 @@ class TinyVariant:
     metadata: the file's keys without the ``<architecture>.`` prefix, plus full ``general.*`` or ``tokenizer.*`` keys.
     tensors:  tensor name -> shape as GGUF would list it reversed: outermost (outputs) first.
     values:   tensor name -> (mean, standard deviation) where not (0, 0.3 / sqrt(inputs)).
+    optional: tensors that a file of this variant may lack, as patterns: ``"output.weight"``, ``"blk.*.attn_q.bias"``.
+    defaults: key -> the value that its absence stands for, whether this variant has the key or not.
+
+    Everything else must be there: without it a file is refused by its name, and the suite checks that.
     """
 
     name: str
     metadata: Mapping[str, Any]
     tensors: Mapping[str, tuple[int, ...]]
     values: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    optional: Sequence[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Architecture(ABC):
@@ -118,4 +124,7 @@ class Architecture(ABC):
     @classmethod
     @abstractmethod
     def tiny(cls) -> Sequence[TinyVariant]:
-        """Miniatures of every variant that the family supports, for tests and the conformance suite."""
+        """Miniatures of every variant that the family supports, for tests and the conformance suite.
+
+        At least one has matrices whose rows are a multiple of 256 wide: K-quants can store no others.
+        """

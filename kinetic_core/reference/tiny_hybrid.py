@@ -11,7 +11,7 @@ and the vocabulary is no multiple of 8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from kinetic_core.errors import MetadataError, describe
 from kinetic_core.gguf import MemoryTensors, RawTensor, check_block_count, read_tensor
 from kinetic_core.interfaces.architecture import Architecture, ArchitectureCapabilities, TinyVariant
 from kinetic_core.reference.random_model import random_model, with_tensor_type
+from kinetic_core.reference.tiny_hybrid_variants import EXPERTS, WIDE, tiny_variant
 from kinetic_core.reference.tiny_tokenizer import predicted_next, tokenizer_metadata
 
 if TYPE_CHECKING:
@@ -246,153 +247,20 @@ class TinyHybrid(Architecture):
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:
-        """All kinds of blocks, untied; tied with rope factors; recurrent only; attention only; experts; prediction."""
+        """All kinds of blocks, untied; tied with rope factors; recurrent only; attention only; experts; prediction;
+        rows that are wide enough for K-quants."""
         return [
-            _variant("untied", LAYER_TYPES, 100),
-            _variant("tied", ("attention", "delta", "window", "conv", "delta"), 100, tied=True, rope_factors=True),
-            _variant("recurrent", ("delta", "conv"), 100),
-            _variant("attention", ("window", "attention"), 100),
-            _variant("mamba", ("mamba", "attention", "mamba"), 100, changes={"ssm.scan_groups": 2}),
-            _variant("experts", ("mamba", "attention"), 100, changes=_EXPERTS),
-            _variant("sigmoid-experts", ("delta",), 100, changes={**_EXPERTS, "expert_gating_func": 2}),
-            _variant("prediction", ("delta", "attention"), 100, changes={"nextn_predict_layers": 1}),
+            tiny_variant("untied", LAYER_TYPES, 100),
+            tiny_variant("tied", ("attention", "delta", "window", "conv", "delta"), 100, tied=True, rope_factors=True),
+            tiny_variant("recurrent", ("delta", "conv"), 100),
+            tiny_variant("attention", ("window", "attention"), 100),
+            tiny_variant("mamba", ("mamba", "attention", "mamba"), 100, changes={"ssm.scan_groups": 2}),
+            tiny_variant("experts", ("mamba", "attention"), 100, changes=EXPERTS),
+            tiny_variant("sigmoid-experts", ("delta",), 100, changes={**EXPERTS, "expert_gating_func": 2}),
+            tiny_variant("prediction", ("delta", "attention"), 100, changes={"nextn_predict_layers": 1}),
+            tiny_variant("wide", ("delta", "attention", "conv"), 100, changes=WIDE),
+            tiny_variant("wide-experts", ("mamba",), 100, changes={**WIDE, **EXPERTS}),
         ]
-
-
-_SIZES: Mapping[str, Any] = {
-    "context_length": 2048,
-    "embedding_length": 64,
-    "feed_forward_length": 96,
-    "attention.head_count": 4,
-    "attention.head_count_kv": 2,
-    "attention.key_length": 32,
-    "attention.sliding_window": 24,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-    "rope.dimension_count": 16,
-    "rope.freq_base": 10000.0,
-    "ssm.conv_kernel": 4,
-    "ssm.group_count": 2,
-    "ssm.time_step_rank": 4,
-    "ssm.state_size": 16,
-    "ssm.value_size": 32,
-    "embedding_scale": 1.5,
-    "residual_scale": 0.5,
-    "logit_scale": 0.125,
-}
-_EXPERTS = {"expert_count": 6, "expert_used_count": 2}
-_MIXER_TENSORS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
-    "attention": {
-        "attn_q.weight": (128, 64),
-        "attn_q.bias": (128,),
-        "attn_k.weight": (64, 64),
-        "attn_v.weight": (64, 64),
-        "attn_gate.weight": (4, 64),
-        "attn_q_norm.weight": (32,),
-        "attn_k_norm.weight": (32,),
-        "attn_output.weight": (64, 128),
-    },
-    "conv": {
-        "shortconv.in_proj.weight": (192, 64),
-        "shortconv.conv.weight": (64, 4),
-        "shortconv.out_proj.weight": (64, 64),
-    },
-    "mamba": {
-        "ssm_a": (4,),
-        "ssm_d": (4,),
-        "ssm_dt.bias": (4,),
-        "ssm_out.weight": (64, 128),
-    },
-    "delta": {
-        "attn_qkv.weight": (192, 64),
-        "attn_gate.weight": (128, 64),
-        "ssm_alpha.weight": (4, 64),
-        "ssm_beta.weight": (4, 64),
-        "ssm_conv1d.weight": (192, 4),
-        "ssm_conv1d.bias": (192,),
-        "ssm_a": (4,),
-        "ssm_dt.bias": (4,),
-        "ssm_norm.weight": (32,),
-        "ssm_out.weight": (64, 128),
-    },
-}
-_NORMS: Mapping[str, tuple[int, ...]] = {"attn_norm.weight": (64,), "ffn_norm.weight": (64,)}
-_FEED_FORWARD: Mapping[str, tuple[int, ...]] = {"ffn_gate": (96, 64), "ffn_up": (96, 64), "ffn_down": (64, 96)}
-_PREDICTION_TENSORS: Mapping[str, tuple[int, ...]] = {
-    "nextn.enorm.weight": (64,),
-    "nextn.hnorm.weight": (64,),
-    "nextn.eh_proj.weight": (64, 128),
-    "nextn.shared_head_norm.weight": (64,),
-}
-
-
-def _values(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and deviation of a tensor: large enough that every term moves the logits."""
-    if "norm" in name:
-        return 1.0, 0.2
-    if "ffn_gate_inp" in name or name.endswith("ssm_d"):
-        return 0.0, 0.5
-    if name.endswith("ssm_a"):
-        return -0.4, 0.1
-    if name.endswith(".bias"):
-        return 0.0, 0.3
-    if "conv.weight" in name or "conv1d" in name:
-        return 0.2, 0.4
-    if name in ("token_embd.weight", "output.weight"):
-        return 0.0, 1.0
-    return 0.0, 1.2 * shape[-1] ** -0.5
-
-
-def _variant(
-    name: str,
-    layer_types: Sequence[str],
-    vocab: int,
-    *,
-    tied: bool = False,
-    rope_factors: bool = False,
-    changes: Mapping[str, Any] | None = None,
-) -> TinyVariant:
-    """changes: metadata keys in place of the usual ones."""
-    metadata = {**_SIZES, "layer_types": list(layer_types), "vocab_size": vocab, **(changes or {})}
-    n_predicted = metadata.get("nextn_predict_layers", 0)
-    metadata["block_count"] = len(layer_types) + n_predicted
-    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab, 64), "output_norm.weight": (64,)}
-    if not tied:
-        tensors["output.weight"] = (vocab, 64)
-    if rope_factors:
-        tensors["rope_freqs.weight"] = (8,)
-    for layer, kind in enumerate([*layer_types, *["attention"] * n_predicted]):
-        mixer = _MIXER_TENSORS["attention" if kind == "window" else kind]
-        block = {**_NORMS, **mixer, **_feed_forward_tensors(metadata)}
-        if kind == "mamba":
-            block |= _mamba_tensors(metadata.get("ssm.scan_groups", 1))
-        if layer >= len(layer_types):
-            block |= _PREDICTION_TENSORS
-        tensors |= {f"blk.{layer}.{tensor}": shape for tensor, shape in block.items()}
-    values = {tensor: _values(tensor, shape) for tensor, shape in tensors.items()}
-    values["rope_freqs.weight"] = (3.0, 0.5)
-    return TinyVariant(name, metadata, tensors, values)
-
-
-def _feed_forward_tensors(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    n_experts = metadata.get("expert_count", 0)
-    if not n_experts:
-        return {f"{name}.weight": shape for name, shape in _FEED_FORWARD.items()}
-    tensors: dict[str, tuple[int, ...]] = {"ffn_gate_inp.weight": (n_experts, 64)}
-    if metadata.get("expert_gating_func") == 2:
-        tensors["exp_probs_b.bias"] = (n_experts,)
-    for name, shape in _FEED_FORWARD.items():
-        tensors |= {f"{name}_exps.weight": (n_experts, *shape), f"{name}_shexp.weight": shape}
-    return tensors
-
-
-def _mamba_tensors(groups: int) -> dict[str, tuple[int, ...]]:
-    channels = 128 + 2 * 16 * groups
-    return {
-        "ssm_in.weight": (128 + channels + 4, 64),
-        "ssm_conv1d.weight": (channels, 4),
-        "ssm_conv1d.bias": (channels,),
-        "ssm_norm.weight": (groups, 128 // groups),
-    }
 
 
 def tiny_hybrid_source(
@@ -405,7 +273,7 @@ def tiny_hybrid_source(
     hidden state by less than the distance between embeddings. The logits depend on the whole path all the same.
     tensor_type: what the matrices are stored as, for example ``"Q8_0"``; see `with_tensor_type`.
     """
-    variant = _variant("predictable" if predictable else "random", LAYER_TYPES, vocab)
+    variant = tiny_variant("predictable" if predictable else "random", LAYER_TYPES, vocab)
     metadata = {**variant.metadata, **tokenizer_metadata(vocab)}
     if predictable:
         metadata["residual_scale"] = 0.2

@@ -30,6 +30,10 @@ class Right(TinyHybrid):
 
 class Wrong(Right):
     capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_sliding_window=True)
+
+class Misspelled(Right):
+    def output(self, b):
+        return b.weight("outputs.weight", (self.vocab_size, self.d_model)), self.logit_scale
 """
 
 
@@ -74,6 +78,19 @@ def test_a_wrong_plugin_fails_with_status_1(kinetic: Command, plugins: Any) -> N
     assert ended.status == 1
     assert "FAILED ARCH-26: the capabilities say has_sliding_window=True, no variant of tiny() shows it" in ended.out
     assert "does not conform" in ended.out
+
+
+def test_a_variant_that_cannot_be_recorded_is_one_line(kinetic: Command, plugins: Any, tmp_path: Path) -> None:
+    plugins("Misspelled")
+    path = tmp_path / "report.json"
+    ended = kinetic("conform", "toy", "--backend", "reference", "--json", str(path))
+    assert ended.status == 1
+    missing = "TensorError: the tensor 'outputs.weight' is missing"
+    of_plugin, of_variant = (line for line in ended.out.splitlines() if line.startswith("FAILED"))
+    assert of_plugin.startswith(f"FAILED ARCH-25 and 2 more: an error ended the check: {missing}")
+    assert f" more: the variant 'recurrent' of tiny() cannot be recorded: {missing}" in of_variant
+    (suite,) = json.loads(path.read_text(encoding="utf-8"))["suites"]
+    assert {result["outcome"] for result in suite["results"]} == {"failed"}
 
 
 def test_nothing_to_check_is_a_failure(kinetic: Command, plugins: Any) -> None:

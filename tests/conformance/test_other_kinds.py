@@ -45,7 +45,7 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "BACK-14": ("ForgetsRestored", RECURRENT, "after restoring, drafting and committing"),
     "BACK-15": ("DependsOnThreads", RECURRENT, "3 threads against 2"),
     "BACK-16": ("DependsOnLowering", RECURRENT, "KINETIC_SIMD=generic"),
-    "BACK-17": ("Inaccurate", RECURRENT, "F32 with an f16 cache: the largest difference"),
+    "BACK-17": ("Inaccurate", RECURRENT, "F32 with an f32 cache: the largest difference"),
     "BACK-18": ("PredictionKeepsGuesses", PREDICTION, "after wrong guesses"),
     "BACK-19": ("PredictionInaccurate", PREDICTION, "the prediction block, F32"),
     "BACK-20": ("CandidatesById", RECURRENT, "the candidates of top_k"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kinetic_drafters.context import ContextDrafter
+from kinetic_drafters.requests import RequestsDrafter
 
 from kinetic_core.conformance import DrafterConformance
 
@@ -10,3 +11,8 @@ from kinetic_core.conformance import DrafterConformance
 class TestContext(DrafterConformance):
     target = ContextDrafter
     name = "context"
+
+
+class TestRequests(DrafterConformance):
+    target = RequestsDrafter
+    name = "requests"

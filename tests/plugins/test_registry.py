@@ -95,6 +95,7 @@ BROKEN = {
     "nothing": (hook("return None"), "NoneType"),
     "bad name": (hook('return [Registration("a b", "m:C")]'), "'a b'"),
     "bad key": (hook('return [Registration("a", "m:C", keys=("",))]'), "''"),
+    "a key in place of keys": (hook('return [Registration("a", "m:C", keys="abc")]'), "the keys of a: got 'abc'"),
     "bad target": (hook('return [Registration("a", "m.C")]'), "'m.C', expected module:Class"),
 }
 

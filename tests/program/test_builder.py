@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic_core.errors import TensorError
+from kinetic_core.errors import PluginError, TensorError
 from kinetic_core.program import KVLayer, ProgramBuilder, Value
 from kinetic_core.program import ops as recorded
 from kinetic_core.program.record import record_program
@@ -166,6 +166,16 @@ def test_record_program_asks_architecture_and_head():
     with pytest.raises(TensorError, match="extra"):
         record_program(TinyHybrid(source), FullHead(), extra)
     assert len(record_program(Ignoring(source), FullHead(), extra).ops) == len(program.ops)
+
+
+@pytest.mark.parametrize("method", ["build", "output", "build_prediction", "prediction_output"])
+@pytest.mark.parametrize("wrong", [None, "x", ("x", 1.0)])
+def test_a_method_that_returns_something_else_is_named(method, wrong):
+    (variant,) = (variant for variant in TinyHybrid.tiny() if variant.name == "prediction")
+    source = random_model("tiny-hybrid", variant)
+    architecture = type("Toy", (TinyHybrid,), {method: lambda self, b, hidden=None: wrong})
+    with pytest.raises(PluginError, match=f"Toy.{method} returns something else.*got {type(wrong).__name__}"):
+        record_program(architecture(source), FullHead(), source)
 
 
 def test_the_tiny_hybrid_uses_every_operation_in_every_way():

@@ -7,12 +7,12 @@ from typing import Any
 
 from kinetic_core.interfaces import TinyVariant
 
-_D, _VOCAB, _HEADS, _D_FFN = 64, 100, 4, 96
+_VOCAB, _HEADS = 100, 4
 _SIZES: Mapping[str, Any] = {
     "block_count": 2,
     "context_length": 1024,
-    "embedding_length": _D,
-    "feed_forward_length": _D_FFN,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
     "attention.head_count": _HEADS,
     "attention.head_count_kv": 2,
     "attention.key_length": 32,
@@ -25,11 +25,25 @@ _SIZES: Mapping[str, Any] = {
     "ssm.time_step_rank": 6,
     "ssm.group_count": 2,
 }
+_WIDE: Mapping[str, Any] = {
+    "embedding_length": 256,
+    "feed_forward_length": 512,
+    "attention.key_length": 64,
+    "attention.value_length": 64,
+    "ssm.inner_size": 256,
+    "ssm.time_step_rank": 8,
+}
 _OPTIONAL = ("attention.key_length", "attention.value_length", "rope.freq_base", "ssm.group_count")
+_BIASED = (
+    *("attn_q", "attn_k", "attn_v", "attn_output", "ssm_in", "ssm_conv1d", "ssm_out"),
+    *("ffn_gate", "ffn_up", "ffn_down"),
+)
+_OPTIONAL_TENSORS = ("output.weight", "blk.*.ssm_norm.weight", *(f"blk.*.{name}.bias" for name in _BIASED))
 
 
 def tiny_variants() -> Sequence[TinyVariant]:
-    """As published, with and without the gated norm; tied and biased, named as elsewhere; bare, without options."""
+    """As published, with and without the gated norm; tied and biased, named as elsewhere; bare, without options;
+    rows wide enough for K-quants."""
     return [
         _variant("norm"),
         _variant("no-norm", {"ssm.group_count": 1}, gated_norm=False),
@@ -37,6 +51,7 @@ def tiny_variants() -> Sequence[TinyVariant]:
             "tied-biased", {"attention.head_count_kv": [1, 4]}, tied=True, biased=True, ffn_norm="ffn_norm.weight"
         ),
         _variant("defaults", dict.fromkeys(_OPTIONAL), bare=True),
+        _variant("wide", _WIDE),
     ]
 
 
@@ -53,28 +68,30 @@ def _variant(
     """Two blocks. changes: keys in place of the usual, None leaves one out. biased: biases on all projections.
     bare: no bias of the convolution either."""
     metadata = {key: value for key, value in {**_SIZES, **(changes or {})}.items() if value is not None}
-    kv_heads = metadata["attention.head_count_kv"]
+    d, d_ffn, kv_heads = (
+        metadata[key] for key in ("embedding_length", "feed_forward_length", "attention.head_count_kv")
+    )
     inner, ssm_heads = metadata["ssm.inner_size"], metadata["ssm.time_step_rank"]
     groups = metadata.get("ssm.group_count", 1)
     channels = inner + 2 * groups * metadata["ssm.state_size"]
-    head_dim = metadata.get("attention.key_length", _D // _HEADS)
-    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (_VOCAB, _D), "output_norm.weight": (_D,)}
+    head_dim = metadata.get("attention.key_length", d // _HEADS)
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (_VOCAB, d), "output_norm.weight": (d,)}
     if not tied:
-        tensors["output.weight"] = (_VOCAB, _D)
+        tensors["output.weight"] = (_VOCAB, d)
     for layer in range(2):
         kv_width = (kv_heads[layer] if isinstance(kv_heads, list) else kv_heads) * head_dim
         matrices: dict[str, tuple[int, ...]] = {
-            "attn_q": (_HEADS * head_dim, _D),
-            "attn_k": (kv_width, _D),
-            "attn_v": (kv_width, _D),
-            "attn_output": (_D, _HEADS * head_dim),
-            "ssm_in": (inner + channels + ssm_heads, _D),
-            "ssm_out": (_D, inner),
-            "ffn_gate": (_D_FFN, _D),
-            "ffn_up": (_D_FFN, _D),
-            "ffn_down": (_D, _D_FFN),
+            "attn_q": (_HEADS * head_dim, d),
+            "attn_k": (kv_width, d),
+            "attn_v": (kv_width, d),
+            "attn_output": (d, _HEADS * head_dim),
+            "ssm_in": (inner + channels + ssm_heads, d),
+            "ssm_out": (d, inner),
+            "ffn_gate": (d_ffn, d),
+            "ffn_up": (d_ffn, d),
+            "ffn_down": (d, d_ffn),
         }
-        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (_D,), ffn_norm: (_D,)}
+        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (d,), ffn_norm: (d,)}
         block |= {f"{matrix}.weight": shape for matrix, shape in matrices.items()}
         if biased:
             block |= {f"{matrix}.bias": shape[:1] for matrix, shape in matrices.items()}
@@ -85,7 +102,18 @@ def _variant(
         if gated_norm:
             block["ssm_norm.weight"] = (groups, inner // groups)
         tensors |= {f"blk.{layer}.{tensor}": shape for tensor, shape in block.items()}
-    return TinyVariant(name, metadata, tensors, {tensor: _values(tensor, shape) for tensor, shape in tensors.items()})
+    defaults = {
+        "attention.head_count_kv": _HEADS,
+        "attention.key_length": d // _HEADS,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
+        "rope.freq_base": 10000.0,
+        "rope.scaling.type": "none",
+        "ssm.group_count": 1,
+        "expert_count": 0,
+    }
+    values = {tensor: _values(tensor, shape) for tensor, shape in tensors.items()}
+    return TinyVariant(name, metadata, tensors, values, _OPTIONAL_TENSORS, defaults)
 
 
 def _values(name: str, shape: tuple[int, ...]) -> tuple[float, float]:

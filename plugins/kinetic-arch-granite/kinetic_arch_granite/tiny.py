@@ -7,10 +7,10 @@ from typing import Any
 
 from kinetic_core.interfaces import TinyVariant
 
-_D, _VOCAB, _HEADS, _HEAD_DIM = 64, 100, 4, 16
+_VOCAB, _HEADS = 100, 4
 _SIZES: Mapping[str, Any] = {
     "context_length": 1024,
-    "embedding_length": _D,
+    "embedding_length": 64,
     "feed_forward_length": 96,
     "attention.head_count": _HEADS,
     "attention.layer_norm_rms_epsilon": 1e-5,
@@ -20,17 +20,25 @@ _SIZES: Mapping[str, Any] = {
     "logit_scale": 4.0,
     "rope.scaling.finetuned": False,
     "ssm.conv_kernel": 4,
-    "ssm.inner_size": 2 * _D,
+    "ssm.inner_size": 128,
     "ssm.state_size": 16,
     "ssm.time_step_rank": 8,
     "ssm.group_count": 2,
 }
 _EXPERTS = {"feed_forward_length": 32, "expert_count": 6, "expert_used_count": 2}
+_WIDE = {"embedding_length": 256, "feed_forward_length": 256, "ssm.inner_size": 512}
 _MULTIPLIERS = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+
+_BIASED = (
+    *("attn_q", "attn_k", "attn_v", "attn_output", "ssm_in", "ssm_conv1d", "ssm_out"),
+    *("ffn_gate", "ffn_up", "ffn_down"),
+)
+_OPTIONAL_TENSORS = ("output.weight", "blk.*.ssm_norm.weight", *(f"blk.*.{name}.bias" for name in _BIASED))
 
 
 def tiny_variants() -> Sequence[TinyVariant]:
-    """Dense; untied, biased, with rope; experts with and without a shared one; Mamba-2 alone; attention alone; bare."""
+    """Dense; untied, biased, with rope; experts with and without a shared one; Mamba-2 alone; attention alone; bare;
+    rows wide enough for K-quants, dense and with experts."""
     return [
         _variant("dense", [0, 2], {"expert_count": 0, "expert_used_count": 0, "expert_shared_feed_forward_length": 96}),
         _variant("untied-biased", [0, 4], {"rope.scaling.finetuned": True}, tied=False, biased=True),
@@ -41,6 +49,8 @@ def tiny_variants() -> Sequence[TinyVariant]:
             "attention", 2, {"rope.scaling.finetuned": True, "rope.freq_base": 5000.0, "rope.dimension_count": 12}
         ),
         _variant("defaults", [0, 2], dict.fromkeys((*_MULTIPLIERS, "rope.scaling.finetuned")), bare=True),
+        _variant("wide", [0, 2], _WIDE, tied=False),
+        _variant("wide-experts", [2], {**_EXPERTS, **_WIDE, "expert_shared_feed_forward_length": 256}),
     ]
 
 
@@ -53,17 +63,18 @@ def _variant(
     biased: bool = False,
     bare: bool = False,
 ) -> TinyVariant:
-    """Two blocks. kv_heads: the key's value, one or per block. changes: keys in place of the usual, None leaves one
+    """kv_heads: the key's value, one for two blocks or per block. changes: keys in place of the usual, None leaves one
     out. biased: biases on all projections. bare: neither a gated norm nor a bias of the convolution."""
     per_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * 2
-    metadata = {**_SIZES, "block_count": 2, "attention.head_count_kv": kv_heads, **(changes or {})}
+    metadata = {**_SIZES, "block_count": len(per_layer), "attention.head_count_kv": kv_heads, **(changes or {})}
     metadata = {key: value for key, value in metadata.items() if value is not None}
-    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (_VOCAB, _D), "output_norm.weight": (_D,)}
+    d = metadata["embedding_length"]
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (_VOCAB, d), "output_norm.weight": (d,)}
     if not tied:
-        tensors["output.weight"] = (_VOCAB, _D)
+        tensors["output.weight"] = (_VOCAB, d)
     for layer, heads in enumerate(per_layer):
-        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (_D,), "ffn_norm.weight": (_D,)}
-        matrices = _attention(heads) if heads else _mamba2(metadata)
+        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (d,), "ffn_norm.weight": (d,)}
+        matrices = _attention(d, heads) if heads else _mamba2(metadata)
         matrices |= _feed_forward(metadata)
         block |= {f"{matrix}.weight": shape for matrix, shape in matrices.items()}
         if biased:
@@ -74,12 +85,32 @@ def _variant(
             if bare:
                 del block["ssm_norm.weight"], block["ssm_conv1d.bias"]
         tensors |= {f"blk.{layer}.{tensor}": shape for tensor, shape in block.items()}
-    return TinyVariant(name, metadata, tensors, {tensor: _values(tensor, shape) for tensor, shape in tensors.items()})
+    values = {tensor: _values(tensor, shape) for tensor, shape in tensors.items()}
+    return TinyVariant(name, metadata, tensors, values, _OPTIONAL_TENSORS, _defaults(metadata))
 
 
-def _attention(kv_heads: int) -> dict[str, tuple[int, ...]]:
-    width, kv_width = _HEADS * _HEAD_DIM, kv_heads * _HEAD_DIM
-    return {"attn_q": (width, _D), "attn_k": (kv_width, _D), "attn_v": (kv_width, _D), "attn_output": (_D, width)}
+def _defaults(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    head_dim = metadata["embedding_length"] // _HEADS
+    return {
+        **dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"), 1.0),
+        "attention.head_count_kv": _HEADS,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.scale": head_dim**-0.5,
+        "rope.scaling.finetuned": True,
+        "rope.scaling.type": "none",
+        "rope.dimension_count": head_dim,
+        "rope.freq_base": 10000.0,
+        "ssm.group_count": 1,
+        "expert_count": 0,
+        "expert_gating_func": 1,
+        "expert_shared_feed_forward_length": 0,
+    }
+
+
+def _attention(d: int, kv_heads: int) -> dict[str, tuple[int, ...]]:
+    kv_width = kv_heads * d // _HEADS
+    return {"attn_q": (d, d), "attn_k": (kv_width, d), "attn_v": (kv_width, d), "attn_output": (d, d)}
 
 
 def _groups(metadata: Mapping[str, Any]) -> int:
@@ -91,11 +122,8 @@ def _channels(metadata: Mapping[str, Any]) -> int:
 
 
 def _mamba2(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    inner = metadata["ssm.inner_size"]
-    return {
-        "ssm_in": (inner + _channels(metadata) + metadata["ssm.time_step_rank"], _D),
-        "ssm_out": (_D, inner),
-    }
+    d, inner = metadata["embedding_length"], metadata["ssm.inner_size"]
+    return {"ssm_in": (inner + _channels(metadata) + metadata["ssm.time_step_rank"], d), "ssm_out": (d, inner)}
 
 
 def _convolution(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -108,18 +136,18 @@ def _convolution(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _feed_forward(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    n, width = metadata.get("expert_count", 0), metadata["feed_forward_length"]
+    d, n, width = metadata["embedding_length"], metadata.get("expert_count", 0), metadata["feed_forward_length"]
     if not n:
-        return {"ffn_gate": (width, _D), "ffn_up": (width, _D), "ffn_down": (_D, width)}
+        return {"ffn_gate": (width, d), "ffn_up": (width, d), "ffn_down": (d, width)}
     shared = metadata.get("expert_shared_feed_forward_length", 0)
     matrices: dict[str, tuple[int, ...]] = {
-        "ffn_gate_inp": (n, _D),
-        "ffn_gate_exps": (n, width, _D),
-        "ffn_up_exps": (n, width, _D),
-        "ffn_down_exps": (n, _D, width),
+        "ffn_gate_inp": (n, d),
+        "ffn_gate_exps": (n, width, d),
+        "ffn_up_exps": (n, width, d),
+        "ffn_down_exps": (n, d, width),
     }
     if shared:
-        matrices |= {"ffn_gate_shexp": (shared, _D), "ffn_up_shexp": (shared, _D), "ffn_down_shexp": (_D, shared)}
+        matrices |= {"ffn_gate_shexp": (shared, d), "ffn_up_shexp": (shared, d), "ffn_down_shexp": (d, shared)}
     return matrices
 
 

@@ -86,13 +86,15 @@ class Llama(DecoderArchitecture):
 
     @classmethod
     def tiny(cls) -> Sequence[TinyVariant]:
-        """Tied; untied with frequency factors; biased; rope over a part of the head; without optional keys."""
+        """Tied; untied with frequency factors; biased; rope over a part of the head; without optional keys; wide."""
+        wide = {"embedding_length": 256, "feed_forward_length": 512, "attention.key_length": 64}
         return [
             _tiny("tied"),
             _tiny("untied", tied=False, rope_factors=True),
             _tiny("biased", biased=True),
             _tiny("partial-rope", {"attention.key_length": 32, "rope.dimension_count": 12}),
             _tiny("defaults", dict.fromkeys(_OPTIONAL_KEYS)),
+            _tiny("wide", {**wide, "rope.dimension_count": 64}, tied=False),
         ]
 
 
@@ -112,13 +114,13 @@ def _tiny(
     rope_factors: bool = False,
     biased: bool = False,
 ) -> TinyVariant:
-    """Two blocks of hidden size 64 and 4 heads; `changes` replaces metadata keys, None leaves one out."""
-    d, d_ffn, vocab, heads, n_layers = 64, 96, 100, 4, 2
+    """Two blocks of 4 heads; `changes` replaces metadata keys, None leaves one out."""
+    vocab, heads, n_layers = 100, 4, 2
     metadata: dict[str, Any] = {
         "block_count": n_layers,
         "context_length": 1024,
-        "embedding_length": d,
-        "feed_forward_length": d_ffn,
+        "embedding_length": 64,
+        "feed_forward_length": 96,
         "attention.head_count": heads,
         "attention.head_count_kv": 2,
         "attention.key_length": 16,
@@ -127,6 +129,7 @@ def _tiny(
         "rope.freq_base": 500000.0,
     }
     metadata = {key: value for key, value in {**metadata, **(changes or {})}.items() if value is not None}
+    d, d_ffn = metadata["embedding_length"], metadata["feed_forward_length"]
     head_dim = metadata.get("attention.key_length", d // heads)
     q_width, kv_width = heads * head_dim, metadata.get("attention.head_count_kv", heads) * head_dim
     matrices = {
@@ -155,4 +158,15 @@ def _tiny(
                 tensors[f"{block}{matrix}.bias"] = shape[:1]
                 values[f"{block}{matrix}.bias"] = (0.0, 0.3)
     values |= {name: (1.0, 0.2) for name in tensors if name.endswith("norm.weight")}
-    return TinyVariant(name, metadata, tensors, {tensor: values[tensor] for tensor in tensors})
+    defaults = {
+        "attention.head_count_kv": heads,
+        "attention.key_length": d // heads,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
+        "rope.freq_base": 10000.0,
+        "rope.scaling.type": "none",
+        "expert_count": 0,
+    }
+    optional = ["output.weight", "rope_freqs.weight", *(f"blk.*.{matrix}.bias" for matrix in matrices)]
+    stored = {tensor: values[tensor] for tensor in tensors}
+    return TinyVariant(name, metadata, tensors, stored, optional, defaults)

@@ -69,8 +69,10 @@ def view(tokens: array[int], start: int = 0) -> npt.NDArray[np.uint32]:
 
 def match_length(text: array[int], position: int, tail: array[int], known: int) -> int:
     """How many tokens up to and including text[position] are those that `tail` ends with; `known` of them are."""
-    length = known
     most = min(len(tail), position + 1)
-    while length < most and text[position - length] == tail[-1 - length]:
+    if text[position + 1 - most : position + 1] == tail[len(tail) - most :]:
+        return most
+    length = known
+    while text[position - length] == tail[-1 - length]:
         length += 1
     return length

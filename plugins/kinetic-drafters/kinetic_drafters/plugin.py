@@ -15,6 +15,11 @@ def kinetic_drafters() -> list[Registration]:
             summary="what followed where the text stood before as it stands now",
         ),
         Registration(
+            "requests",
+            "kinetic_drafters.requests:RequestsDrafter",
+            summary="what followed in earlier and concurrent requests of the same tenant",
+        ),
+        Registration(
             "mtp",
             "kinetic_drafters.mtp:MtpDrafter",
             summary="the model's own prediction block, run several tokens ahead",

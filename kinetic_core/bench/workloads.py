@@ -1,0 +1,150 @@
+"""What drafting is measured on: answers that repeat much of their prompt, and text that nobody can guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kinetic_core.errors import TemplateError
+
+if TYPE_CHECKING:
+    from kinetic_core.engine.model import Model
+
+CODE = '''\
+class Basket:
+    """Goods that a customer has chosen, with their prices in cents."""
+
+    def __init__(self, currency="EUR"):
+        self.currency = currency
+        self.goods = []
+        self.discount = 0
+
+    def add(self, name, price, count=1):
+        if price < 0 or count < 1:
+            raise ValueError("a price is at least 0 and a count at least 1")
+        self.goods.append((name, price, count))
+
+    def remove(self, name):
+        before = len(self.goods)
+        self.goods = [entry for entry in self.goods if entry[0] != name]
+        return before - len(self.goods)
+
+    def total(self):
+        total = 0
+        for name, price, count in self.goods:
+            total += price * count
+        if self.discount:
+            total -= total * self.discount // 100
+        return total
+
+    def receipt(self):
+        lines = []
+        for name, price, count in self.goods:
+            lines.append(f"{count:3} x {name:20} {price / 100:8.2f}")
+        lines.append(f"total {self.currency} {self.total() / 100:.2f}")
+        return "\\n".join(lines)
+'''
+
+PASSAGE = """\
+The old lighthouse stood at the end of the harbour wall, where the stones were green with weed and the wind never \
+quite stopped. Every evening, an hour before dark, Marta climbed its hundred and twelve steps with a can of oil in \
+one hand and a book in the other. She had done so for nineteen years, and her mother had done so before her. From the \
+gallery she could see the whole bay: the fishing boats coming home in a line, the ferry with its yellow lamps, and \
+far out, where the water turned from blue to grey, the slow black shapes of the ships that never stopped here. She \
+trimmed the wick, filled the lamp, polished the great lens with a cloth that had once been a shirt, and waited for \
+the first star. When it came she lit the flame and set the clockwork going, and the beam went out across the water \
+like an arm. After that there was nothing to do but read. She read about deserts and cities, about people who lived \
+in towers of glass and never saw the sea. Sometimes she looked up and tried to imagine them, and sometimes she \
+wondered whether one of them, at that same moment, was reading about a woman who sat in a tower of stone and kept a \
+light burning for strangers."""
+
+NOTES = """\
+Order 1042 was placed on 3 March 2025 by Ingrid Halvorsen, who lives at 17 Birch Lane, Tromsø. She bought two wool \
+blankets at 89.50 each and one copper kettle at 45.00, and paid by card. Order 1043 was placed on 4 March 2025 by \
+Paulo Mendes, who lives at 5 Rua das Flores, Porto. He bought six blue tiles at 7.25 each and paid by bank transfer. \
+Order 1044 was placed on 4 March 2025 by Amina Yusuf, who lives at 210 Lake Road, Mombasa. She bought one reading \
+lamp at 32.00 and three notebooks at 4.80 each, and paid by card. Order 1045 was placed on 6 March 2025 by Tomasz \
+Nowak, who lives at 8 Market Square, Gdansk. He bought one oak chair at 149.00 and paid in cash."""
+
+FILLED = """\
+[
+  {"order": 1042, "date": "3 March 2025", "name": "Ingrid Halvorsen", "address": "17 Birch Lane, Tromsø", "items": [
+    {"item": "wool blanket", "count": 2, "price": 89.50}, {"item": "copper kettle", "count": 1, "price": 45.00}],
+    "paid": "card"},
+  {"order": 1043, "date": "4 March 2025", "name": "Paulo Mendes", "address": "5 Rua das Flores, Porto", "items": [
+    {"item": "blue tile", "count": 6, "price": 7.25}],
+    "paid": "bank transfer"},
+  {"order": 1044, "date": "4 March 2025", "name": "Amina Yusuf", "address": "210 Lake Road, Mombasa", "items": [
+    {"item": "reading lamp", "count": 1, "price": 32.00}, {"item": "notebook", "count": 3, "price": 4.80}],
+    "paid": "card"},
+  {"order": 1045, "date": "6 March 2025", "name": "Tomasz Nowak", "address": "8 Market Square, Gdansk", "items": [
+    {"item": "oak chair", "count": 1, "price": 149.00}],
+    "paid": "cash"}
+]
+"""
+
+PROSE = """\
+When the letter finally arrived, nobody in the house was awake except the cat. It lay on the mat by the door, pale \
+blue, with a stamp from a country that had changed its name twice since the war. Outside, the milk cart rattled past \
+and a boy whistled three notes of a song that everyone would know by summer."""
+
+
+@attrs.frozen
+class Workload:
+    """A prompt, and an answer that a good model gives to it.
+
+    name: as in the table and in `--json`. instruction: what the user asks. answer: the answer in forced-text mode;
+    empty where there is none. repeats: does the answer repeat what is in the prompt, so that drafts should help?
+    """
+
+    name: str
+    instruction: str
+    answer: str = ""
+    repeats: bool = True
+
+    def prompt_ids(self, model: Model) -> list[int]:
+        """The prompt's tokens: by the model's chat template, or the bare text where it has none."""
+        try:
+            return model.template.encode(model.tokenizer, [{"role": "user", "content": self.instruction}])
+        except TemplateError:
+            return model.tokenize(self.instruction + "\n\n")
+
+
+WORKLOADS: Sequence[Workload] = (
+    Workload(
+        "rewrite code",
+        "Rewrite this Python code with the name `goods` changed to `items`. Change nothing else.\n\n"
+        f"```python\n{CODE}```",
+        f"```python\n{CODE.replace('goods', 'items')}```",
+    ),
+    Workload(
+        "quote passage",
+        f"Repeat the following passage word for word, without any comment.\n\n{PASSAGE}",
+        PASSAGE,
+    ),
+    Workload(
+        "fill JSON",
+        "Write the orders in this text as JSON: a list of objects with the keys order, date, name, address, items "
+        f"(each with item, count and price) and paid.\n\n{NOTES}",
+        FILLED,
+    ),
+)
+
+PLAIN_PROSE = Workload("free prose", f"Continue this story.\n\n{PROSE}", repeats=False)
+
+
+def share_in_loops(token_ids: Sequence[int], longest_period: int = 64) -> float:
+    """The share of tokens in a text's loops: tokens that repeat those one period earlier, for two periods or more.
+
+    So the third and later copies of something said again and again count, and its first two do not.
+    """
+    looped = [False] * len(token_ids)
+    for period in range(1, min(longest_period, len(token_ids) // 3) + 1):
+        run = 0
+        for at in range(period, len(token_ids)):
+            run = run + 1 if token_ids[at] == token_ids[at - period] else 0
+            if run > period:
+                looped[at] = True
+    return sum(looped) / len(token_ids) if token_ids else 0.0

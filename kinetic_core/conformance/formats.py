@@ -1,0 +1,45 @@
+"""In which formats the tiny models are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kinetic_core.convert.quantize import q4_k_m_type, quantize
+from kinetic_core.gguf import BLOCK_FORMATS, GGMLType, MemoryTensors, RawTensor, as_type, read_tensor
+from kinetic_core.interfaces import TinyVariant
+from kinetic_core.reference.random_model import may_be_quantized, quantized
+
+FORMATS = ("F32", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q4_K_M")
+"""Exact; 8 and 4 bits in blocks of 32; 4 and 6 bits in blocks of 256; the usual mixture of Q4_K, Q5_K and Q6_K."""
+MIXTURE = "Q4_K_M"
+OWN_QUANTIZERS = frozenset({GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K})
+
+
+def stored_types(variant: TinyVariant, format_name: str) -> dict[str, GGMLType]:
+    """Tensor name -> its type, for those that a format changes: matrices whose rows are a whole number of blocks."""
+    tied = "output.weight" not in variant.tensors
+    n_blocks = 1 + max((int(name.split(".")[1]) for name in variant.tensors if name.startswith("blk.")), default=0)
+    types: dict[str, GGMLType] = {}
+    for name, shape in variant.tensors.items():
+        type_ = q4_k_m_type(name, n_blocks, tied) if format_name == MIXTURE else as_type(format_name)
+        fits = shape[-1] % BLOCK_FORMATS[type_].block_size == 0
+        if type_ is not GGMLType.F32 and fits and may_be_quantized(name, shape):
+            types[name] = type_
+    return types
+
+
+def with_types(source: MemoryTensors, types: Mapping[str, GGMLType]) -> MemoryTensors:
+    """The same model with these tensors in these types."""
+    tensors: dict[str, npt.NDArray[Any] | RawTensor] = {}
+    for name in source.tensors:
+        array = read_tensor(source, name)
+        tensors[name] = _stored(name, array, types[name]) if name in types else array
+    return MemoryTensors(source.metadata.raw, tensors)
+
+
+def _stored(name: str, array: npt.NDArray[np.float32], type_: GGMLType) -> RawTensor:
+    return quantize(name, array, type_) if type_ in OWN_QUANTIZERS else quantized(array, type_)

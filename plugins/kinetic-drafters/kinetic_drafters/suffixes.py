@@ -1,0 +1,155 @@
+"""Where a growing text had the tokens before that it ends with now."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from kinetic_drafters.ngrams import (
+    BASE,
+    LONGEST,
+    MASK,
+    POWERS,
+    SCATTER,
+    bucket_of,
+    buckets_of,
+    match_length,
+    slice_hashes,
+    tail_hashes,
+    view,
+)
+
+SIZES = (2, 4, 8)
+"""The n-grams that places are looked up by; the first is the least match."""
+PLACES = 4
+"""Places looked at per size: the last ones."""
+STEPS = 32
+"""Links followed per size: some lead to other n-grams of the same bucket."""
+ENOUGH = 3
+"""Places that make a look at shorter n-grams needless."""
+FEW_NEW = 12
+"""New tokens up to which a loop is faster than arrays."""
+LEAST_BITS = 8
+_LEAVING = tuple((size, POWERS[size]) for size in SIZES)
+"""(n, what the token n places back counts for when the next one comes)."""
+
+
+class SuffixIndex:
+    """One text's tokens and, for every n-gram size, chains of the positions that fell into the same bucket.
+
+    heads[k][bucket]: the last position whose n-gram of size SIZES[k] fell there, -1 for none.
+    links[k][position]: the one before it, -1 for none.
+    pending:            tokens that were not indexed yet.
+
+    Takes O(1) per token: at most STEPS links are followed per size. At most 72 bytes per token and 8,000 besides.
+    """
+
+    __slots__ = ("bits", "heads", "links", "pending", "rolling", "tokens")
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.tokens = array("i")
+        self.pending = list(token_ids)
+        self._clear(LEAST_BITS)
+
+    def _clear(self, bits: int) -> None:
+        self.bits = bits
+        self.heads = [array("i", [-1]) * (1 << bits) for _ in SIZES]
+        self.links = [array("i") for _ in SIZES]
+        self.rolling = [0] * len(SIZES)
+
+    def update(self) -> None:
+        """Index the tokens that came since."""
+        pending = self.pending
+        if not pending:
+            return
+        start = len(self.tokens)
+        self.tokens.fromlist(pending)
+        self.pending = []
+        if len(self.tokens) > 1 << self.bits:
+            self._clear(len(self.tokens).bit_length() + 1)
+            start = 0
+        if start >= SIZES[-1] and len(self.tokens) - start <= FEW_NEW:
+            for position in range(start, len(self.tokens)):
+                self._insert(position)
+        else:
+            self._insert_all(start)
+
+    def _insert(self, position: int) -> None:
+        """Index one token; at least `SIZES[-1]` were before it."""
+        tokens, rolling, shift = self.tokens, self.rolling, 32 - self.bits
+        token = tokens[position]
+        for k, (size, power) in enumerate(_LEAVING):
+            rolling[k] = value = (rolling[k] * BASE + token - tokens[position - size] * power) & MASK
+            bucket = ((value * SCATTER) & MASK) >> shift
+            heads = self.heads[k]
+            self.links[k].append(heads[bucket])
+            heads[bucket] = position
+
+    def _insert_all(self, start: int) -> None:
+        """As `_insert` of every position from `start` on, with arrays."""
+        before = max(0, start - SIZES[-1] + 1)
+        hashes = slice_hashes(view(self.tokens, before), SIZES)
+        for k, size in enumerate(SIZES):
+            first = max(start, size - 1)
+            links = np.full(len(self.tokens) - start, -1, dtype=np.int32)
+            if first < len(self.tokens):
+                chosen = buckets_of(hashes[k][first - before :], self.bits)
+                order = np.argsort(chosen, kind="stable")
+                ordered = chosen[order]
+                opens = np.ones(len(order), dtype=bool)
+                np.not_equal(ordered[1:], ordered[:-1], out=opens[1:])
+                closes = np.ones(len(order), dtype=bool)
+                closes[:-1] = opens[1:]
+                heads = np.frombuffer(self.heads[k], dtype=np.int32)
+                positions = (order + first).astype(np.int32)
+                previous = np.empty_like(positions)
+                previous[1:] = positions[:-1]
+                previous[opens] = heads[ordered[opens]]
+                links[positions - start] = previous
+                heads[ordered[closes]] = positions[closes]
+            self.links[k].frombytes(links.tobytes())
+            if len(self.tokens) >= size:
+                self.rolling[k] = int(hashes[k][-1])
+
+    def places(self, guessed: Sequence[int] = ()) -> dict[int, int]:
+        """{position: length}: places whose last tokens are those that the text and then `guessed` end with.
+
+        They are the last PLACES places of the longest n-grams of SIZES that come again; shorter ones are looked up
+        until ENOUGH were found. Lengths go up to LONGEST. The text's own end is none. Call `update` before.
+        """
+        tail = self.tokens[-LONGEST:]
+        if guessed:
+            tail.extend(guessed)
+            del tail[:-LONGEST]
+            hashes = tail_hashes(tail, SIZES)
+            end = -1
+        else:
+            hashes = self.rolling[: bisect_right(SIZES, len(tail))]
+            end = len(self.tokens) - 1
+        found: dict[int, int] = {}
+        for k in range(len(hashes) - 1, -1, -1):
+            size = SIZES[k]
+            links = self.links[k]
+            wanted = tail[-size:]
+            position = self.heads[k][bucket_of(hashes[k], self.bits)]
+            n_found = 0
+            for _ in range(STEPS):
+                if position < 0 or n_found == PLACES:
+                    break
+                if position != end and self.tokens[position - size + 1 : position + 1] == wanted:
+                    n_found += 1
+                    if position not in found:
+                        found[position] = match_length(self.tokens, position, tail, size)
+                position = links[position]
+            if len(found) >= ENOUGH:
+                break
+        return found
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory."""
+        arrays = [self.tokens, *self.heads, *self.links]
+        return sum(values.__sizeof__() for values in arrays) + self.pending.__sizeof__()
