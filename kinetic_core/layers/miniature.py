@@ -46,6 +46,8 @@ def tiny_decoder(
     outside: Mapping[str, tuple[int, ...]] | None = None,
     values: Mapping[str, tuple[float, float]] | None = None,
     gain: float = 1.2,
+    optional: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> TinyVariant:
     """A variant with the values of `usual_values`.
 
@@ -54,6 +56,7 @@ def tiny_decoder(
     tied:     no ``output.weight``?
     outside:  the tensors outside of blocks besides ``token_embd.weight``; by default ``output_norm.weight``.
     values:   (mean, deviation) of tensors that need others. gain: of the matrices.
+    optional: tensors that a file may lack. defaults: what the absence of a key stands for; both as in `TinyVariant`.
     """
     keys = {key: value for key, value in {**metadata, "block_count": len(blocks)}.items() if value is not None}
     d_model = keys["embedding_length"]
@@ -63,7 +66,8 @@ def tiny_decoder(
     tensors |= {"output_norm.weight": (d_model,)} if outside is None else outside
     for number, block in enumerate(blocks):
         tensors |= {f"blk.{number}.{tensor}": shape for tensor, shape in block.items()}
-    return TinyVariant(name, keys, tensors, {**usual_values(tensors, gain), **(values or {})})
+    all_values = {**usual_values(tensors, gain), **(values or {})}
+    return TinyVariant(name, keys, tensors, all_values, optional, defaults or {})
 
 
 def usual_values(tensors: Mapping[str, tuple[int, ...]], gain: float = 1.2) -> dict[str, tuple[float, float]]:

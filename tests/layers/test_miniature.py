@@ -50,6 +50,9 @@ def test_a_decoder():
         "blk.0.a.weight": (4, 8),
         "blk.1.b.bias": (4,),
     }
+    assert variant.optional == () and variant.defaults == {}
+    declared = tiny_decoder("declared", KEYS, [], optional=("output.weight",), defaults={"absent": 3})
+    assert declared.optional == ("output.weight",) and declared.defaults == {"absent": 3}
     untied = tiny_decoder("untied", KEYS, [], tied=False, outside={"last_norm.weight": (8,)})
     assert untied.tensors == {
         "token_embd.weight": (100, 8),

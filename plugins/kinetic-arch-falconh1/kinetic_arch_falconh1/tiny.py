@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kinetic_core.gguf import Metadata
 from kinetic_core.interfaces import TinyVariant
+from kinetic_core.layers import Mamba2, attention_matrices, feed_forward_matrices, layer_tensors, tiny_decoder
 
-_VOCAB, _HEADS = 100, 4
+_HEADS = 4
 _SIZES: Mapping[str, Any] = {
-    "block_count": 2,
     "context_length": 1024,
     "embedding_length": 64,
     "feed_forward_length": 96,
@@ -71,37 +72,16 @@ def _variant(
     d, d_ffn, kv_heads = (
         metadata[key] for key in ("embedding_length", "feed_forward_length", "attention.head_count_kv")
     )
-    inner, ssm_heads = metadata["ssm.inner_size"], metadata["ssm.time_step_rank"]
-    groups = metadata.get("ssm.group_count", 1)
-    channels = inner + 2 * groups * metadata["ssm.state_size"]
-    head_dim = metadata.get("attention.key_length", d // _HEADS)
-    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (_VOCAB, d), "output_norm.weight": (d,)}
-    if not tied:
-        tensors["output.weight"] = (_VOCAB, d)
-    for layer in range(2):
-        kv_width = (kv_heads[layer] if isinstance(kv_heads, list) else kv_heads) * head_dim
-        matrices: dict[str, tuple[int, ...]] = {
-            "attn_q": (_HEADS * head_dim, d),
-            "attn_k": (kv_width, d),
-            "attn_v": (kv_width, d),
-            "attn_output": (d, _HEADS * head_dim),
-            "ssm_in": (inner + channels + ssm_heads, d),
-            "ssm_out": (d, inner),
-            "ffn_gate": (d_ffn, d),
-            "ffn_up": (d_ffn, d),
-            "ffn_down": (d, d_ffn),
-        }
-        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (d,), ffn_norm: (d,)}
-        block |= {f"{matrix}.weight": shape for matrix, shape in matrices.items()}
-        if biased:
-            block |= {f"{matrix}.bias": shape[:1] for matrix, shape in matrices.items()}
-        block |= dict.fromkeys(("ssm_a", "ssm_d", "ssm_dt.bias"), (ssm_heads,))
-        block["ssm_conv1d.weight"] = (channels, metadata["ssm.conv_kernel"])
-        if not bare:
-            block["ssm_conv1d.bias"] = (channels,)
-        if gated_norm:
-            block["ssm_norm.weight"] = (groups, inner // groups)
-        tensors |= {f"blk.{layer}.{tensor}": shape for tensor, shape in block.items()}
+    head_dim, mamba2 = metadata.get("attention.key_length", d // _HEADS), Mamba2.read(Metadata(metadata))
+    others = {"attn_norm.weight": (d,), ffn_norm: (d,), **mamba2.tensors()}
+    if bare:
+        del others["ssm_conv1d.bias"]
+    if not gated_norm:
+        del others["ssm_norm.weight"]
+    blocks = []
+    for heads in kv_heads if isinstance(kv_heads, list) else [kv_heads] * 2:
+        matrices = attention_matrices(d, _HEADS, heads, head_dim) | feed_forward_matrices(d, d_ffn)
+        blocks.append({**others, **layer_tensors(matrices | mamba2.matrices(d), biased=biased)})
     defaults = {
         "attention.head_count_kv": _HEADS,
         "attention.key_length": d // _HEADS,
@@ -112,24 +92,4 @@ def _variant(
         "ssm.group_count": 1,
         "expert_count": 0,
     }
-    values = {tensor: _values(tensor, shape) for tensor, shape in tensors.items()}
-    return TinyVariant(name, metadata, tensors, values, _OPTIONAL_TENSORS, defaults)
-
-
-def _values(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and deviation of a tensor: large enough that every term moves the logits."""
-    if "norm" in name:
-        return 1.0, 0.2
-    if name.endswith("ssm_a"):
-        return -0.4, 0.1
-    if name.endswith("ssm_d"):
-        return 0.5, 0.5
-    if name.endswith(".bias"):
-        return 0.0, 0.3
-    if "conv1d" in name:
-        return 0.2, 0.4
-    if name == "token_embd.weight":
-        return 0.0, 1.0
-    if name == "output.weight":
-        return 0.0, 0.3
-    return 0.0, 1.2 * shape[-1] ** -0.5
+    return tiny_decoder(name, metadata, blocks, tied=tied, optional=_OPTIONAL_TENSORS, defaults=defaults)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetic_core.interfaces import TinyVariant
+from kinetic_core.layers import attention_matrices, expert_matrices, feed_forward_matrices, layer_tensors, tiny_decoder
 
-D_EXPERT, VOCAB, HEADS = 32, 100, 4
+D_EXPERT, HEADS = 32, 4
+Shapes = dict[str, tuple[int, ...]]
 WIDE: Mapping[str, Any] = {"embedding_length": 256, "feed_forward_length": 512}
 
 
@@ -69,7 +71,6 @@ def _variant(
     sandwich: norms after each layer and gates per head, as in LFM3.
     """
     metadata: dict[str, Any] = {
-        "block_count": len(kv_heads),
         "context_length": 1024,
         "embedding_length": 64,
         "feed_forward_length": 96,
@@ -82,28 +83,27 @@ def _variant(
     }
     d = metadata["embedding_length"]
     head_dim = metadata.get("attention.key_length", d // HEADS)
-    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, d), f"{last_norm}.weight": (d,)}
-    if not tied:
-        tensors["output.weight"] = (VOCAB, d)
+    outside: Shapes = {f"{last_norm}.weight": (d,)}
     if rope_factors:
-        tensors["rope_freqs.weight"] = (head_dim // 2,)
+        outside["rope_freqs.weight"] = (head_dim // 2,)
+    blocks = []
     for layer, kv in enumerate(kv_heads):
-        block = {"attn_norm.weight": (d,), "ffn_norm.weight": (d,), **_mixer(kv, head_dim, metadata, sandwich)}
+        block = {"attn_norm.weight": (d,), "ffn_norm.weight": (d,), **_feed_forward(layer, metadata, router_bias)}
+        block |= _attention(d, kv, head_dim, sandwich) if kv else _convolution(d, metadata["shortconv.l_cache"])
         if sandwich:
             block |= {"post_attention_norm.weight": (d,), "post_ffw_norm.weight": (d,)}
-        block |= _feed_forward(layer, metadata, router_bias)
-        tensors |= {f"blk.{layer}.{tensor}": shape for tensor, shape in block.items()}
-    values = {tensor: _values(tensor, shape) for tensor, shape in tensors.items()}
+        blocks.append(block)
     optional = ("output.weight", *(["rope_freqs.weight"] if rope_factors else []), "blk.*.exp_probs_b.bias")
-    return TinyVariant(name, metadata, tensors, values, optional, _defaults(metadata, head_dim))
+    defaults = _defaults(metadata, head_dim, len(kv_heads))
+    return tiny_decoder(name, metadata, blocks, tied=tied, outside=outside, optional=optional, defaults=defaults)
 
 
-def _defaults(metadata: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+def _defaults(metadata: Mapping[str, Any], head_dim: int, n_blocks: int) -> dict[str, Any]:
     return {
         "attention.key_length": metadata["embedding_length"] // HEADS,
         "attention.value_length": head_dim,
         "attention.causal": True,
-        "attention.sliding_window_pattern": [False] * metadata["block_count"],
+        "attention.sliding_window_pattern": [False] * n_blocks,
         "rope.dimension_count": head_dim,
         "rope.dimension_count_swa": head_dim,
         "rope.scaling.type": "none",
@@ -112,49 +112,21 @@ def _defaults(metadata: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     }
 
 
-def _mixer(kv_heads: int, head_dim: int, metadata: Mapping[str, Any], gated: bool) -> dict[str, tuple[int, ...]]:
-    d = metadata["embedding_length"]
-    if not kv_heads:
-        return {
-            "shortconv.in_proj.weight": (3 * d, d),
-            "shortconv.conv.weight": (d, metadata["shortconv.l_cache"]),
-            "shortconv.out_proj.weight": (d, d),
-        }
-    tensors: dict[str, tuple[int, ...]] = {
-        "attn_q.weight": (HEADS * head_dim, d),
-        "attn_k.weight": (kv_heads * head_dim, d),
-        "attn_v.weight": (kv_heads * head_dim, d),
-        "attn_q_norm.weight": (head_dim,),
-        "attn_k_norm.weight": (head_dim,),
-        "attn_output.weight": (d, HEADS * head_dim),
-    }
-    return {**tensors, "attn_gate.weight": (HEADS, d)} if gated else tensors
+def _convolution(d: int, taps: int) -> Shapes:
+    matrices: Shapes = {"shortconv.in_proj": (3 * d, d), "shortconv.out_proj": (d, d)}
+    return {**layer_tensors(matrices), "shortconv.conv.weight": (d, taps)}
 
 
-def _feed_forward(layer: int, metadata: Mapping[str, Any], router_bias: bool) -> dict[str, tuple[int, ...]]:
+def _attention(d: int, kv_heads: int, head_dim: int, gated: bool) -> Shapes:
+    matrices = attention_matrices(d, HEADS, kv_heads, head_dim)
+    if gated:
+        matrices["attn_gate"] = (HEADS, d)
+    return {**layer_tensors(matrices), "attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
+
+
+def _feed_forward(layer: int, metadata: Mapping[str, Any], router_bias: bool) -> Shapes:
     n, d, d_ffn = (metadata.get(key, 0) for key in ("expert_count", "embedding_length", "feed_forward_length"))
     if not n or layer < metadata.get("leading_dense_block_count", 0):
-        return {"ffn_gate.weight": (d_ffn, d), "ffn_up.weight": (d_ffn, d), "ffn_down.weight": (d, d_ffn)}
-    d_expert = metadata["expert_feed_forward_length"]
-    tensors: dict[str, tuple[int, ...]] = {
-        "ffn_gate_inp.weight": (n, d),
-        "ffn_gate_exps.weight": (n, d_expert, d),
-        "ffn_up_exps.weight": (n, d_expert, d),
-        "ffn_down_exps.weight": (n, d, d_expert),
-    }
+        return layer_tensors(feed_forward_matrices(d, d_ffn))
+    tensors = layer_tensors(expert_matrices(d, n, metadata["expert_feed_forward_length"]))
     return {**tensors, "exp_probs_b.bias": (n,)} if router_bias else tensors
-
-
-def _values(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and deviation of a tensor: large enough that every term moves the logits."""
-    if name.endswith("norm.weight"):
-        return 1.0, 0.2
-    if name == "rope_freqs.weight":
-        return 4.0, 0.5
-    if name.endswith("exp_probs_b.bias"):
-        return 0.0, 0.3
-    if name.endswith("shortconv.conv.weight"):
-        return 0.2, 0.4
-    if name == "token_embd.weight":
-        return 0.0, 1.0
-    return 0.0, 0.3 if name == "output.weight" else 1.2 * shape[-1] ** -0.5

@@ -20,11 +20,15 @@ from kinetic_core.interfaces import ArchitectureCapabilities, TinyVariant
 from kinetic_core.layers import (
     DecoderArchitecture,
     LayerBuilder,
+    attention_matrices,
+    feed_forward_matrices,
+    layer_tensors,
     read_head_dim,
     read_kv_heads,
     read_rotary_dim,
     refuse_rope_scaling,
     require_values,
+    tiny_decoder,
 )
 
 if TYPE_CHECKING:
@@ -115,9 +119,8 @@ def _tiny(
     biased: bool = False,
 ) -> TinyVariant:
     """Two blocks of 4 heads; `changes` replaces metadata keys, None leaves one out."""
-    vocab, heads, n_layers = 100, 4, 2
+    heads = 4
     metadata: dict[str, Any] = {
-        "block_count": n_layers,
         "context_length": 1024,
         "embedding_length": 64,
         "feed_forward_length": 96,
@@ -127,37 +130,16 @@ def _tiny(
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": 16,
         "rope.freq_base": 500000.0,
+        **(changes or {}),
     }
-    metadata = {key: value for key, value in {**metadata, **(changes or {})}.items() if value is not None}
     d, d_ffn = metadata["embedding_length"], metadata["feed_forward_length"]
-    head_dim = metadata.get("attention.key_length", d // heads)
-    q_width, kv_width = heads * head_dim, metadata.get("attention.head_count_kv", heads) * head_dim
-    matrices = {
-        "attn_q": (q_width, d),
-        "attn_k": (kv_width, d),
-        "attn_v": (kv_width, d),
-        "attn_output": (d, q_width),
-        "ffn_gate": (d_ffn, d),
-        "ffn_up": (d_ffn, d),
-        "ffn_down": (d, d_ffn),
-    }
-    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab, d), "output_norm.weight": (d,)}
-    values = {"token_embd.weight": (0.0, 1.0), "output.weight": (0.0, 0.3)}
-    if not tied:
-        tensors["output.weight"] = (vocab, d)
+    head_dim, kv_heads = metadata["attention.key_length"] or d // heads, metadata["attention.head_count_kv"] or heads
+    matrices = attention_matrices(d, heads, kv_heads, head_dim) | feed_forward_matrices(d, d_ffn)
+    block = {"attn_norm.weight": (d,), "ffn_norm.weight": (d,), **layer_tensors(matrices, biased=biased)}
+    outside: dict[str, tuple[int, ...]] = {"output_norm.weight": (d,)}
     if rope_factors:
-        tensors["rope_freqs.weight"] = (metadata["rope.dimension_count"] // 2,)
-        values["rope_freqs.weight"] = (4.0, 0.5)
-    for layer in range(n_layers):
-        block = f"blk.{layer}."
-        tensors |= {f"{block}{norm}.weight": (d,) for norm in ("attn_norm", "ffn_norm")}
-        for matrix, shape in matrices.items():
-            tensors[f"{block}{matrix}.weight"] = shape
-            values[f"{block}{matrix}.weight"] = (0.0, 1.2 * shape[1] ** -0.5)
-            if biased:
-                tensors[f"{block}{matrix}.bias"] = shape[:1]
-                values[f"{block}{matrix}.bias"] = (0.0, 0.3)
-    values |= {name: (1.0, 0.2) for name in tensors if name.endswith("norm.weight")}
+        outside["rope_freqs.weight"] = (metadata["rope.dimension_count"] // 2,)
+    optional = ["output.weight", "rope_freqs.weight", *(f"blk.*.{matrix}.bias" for matrix in matrices)]
     defaults = {
         "attention.head_count_kv": heads,
         "attention.key_length": d // heads,
@@ -167,6 +149,4 @@ def _tiny(
         "rope.scaling.type": "none",
         "expert_count": 0,
     }
-    optional = ["output.weight", "rope_freqs.weight", *(f"blk.*.{matrix}.bias" for matrix in matrices)]
-    stored = {tensor: values[tensor] for tensor in tensors}
-    return TinyVariant(name, metadata, tensors, stored, optional, defaults)
+    return tiny_decoder(name, metadata, [block] * 2, tied=tied, outside=outside, optional=optional, defaults=defaults)

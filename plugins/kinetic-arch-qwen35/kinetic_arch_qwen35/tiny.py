@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetic_core.interfaces import TinyVariant
+from kinetic_core.layers import attention_matrices, expert_matrices, feed_forward_matrices, layer_tensors, tiny_decoder
 
 _VOCAB, _HEADS, _KV_HEADS = 100, 4, 2
+Shapes = dict[str, tuple[int, ...]]
 _SIZES: Mapping[str, Any] = {
     "context_length": 1024,
     "embedding_length": 64,
@@ -76,7 +78,7 @@ def _variant(
     says so instead. per_key: value heads per key head. own_vocabulary: embeddings and output layer of the prediction
     block. gate_rows: of the shared expert's gate, None for a vector."""
     blocks = [*recurrent, *[False] * predicts]
-    metadata: dict[str, Any] = {**_SIZES, "block_count": len(blocks), **(changes or _DENSE)}
+    metadata: dict[str, Any] = {**_SIZES, **(changes or _DENSE)}
     heads = 2 * per_key
     metadata |= {"ssm.group_count": 2, "ssm.time_step_rank": heads}
     metadata["ssm.inner_size"] = heads * metadata["ssm.state_size"]
@@ -84,23 +86,24 @@ def _variant(
     metadata |= {"full_attention_interval": interval} if interval else {"attention.recurrent_layers": blocks}
     if predicts:
         metadata["nextn_predict_layers"] = 1
-    d = metadata["embedding_length"]
-    vocabulary = (_VOCAB, d)
-    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": vocabulary, "output_norm.weight": (d,)}
-    if not tied:
-        tensors["output.weight"] = vocabulary
+    d, described = metadata["embedding_length"], []
     for number, is_delta in enumerate(blocks):
-        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (d,), "post_attention_norm.weight": (d,)}
+        block: Shapes = {"attn_norm.weight": (d,), "post_attention_norm.weight": (d,)}
         block |= _delta_net(metadata) if is_delta else _attention(metadata)
-        block |= _experts(metadata, gate_rows) if "expert_count" in metadata else _feed_forward(metadata)
+        if "expert_count" in metadata:
+            block |= _experts(metadata, gate_rows)
+        else:
+            block |= layer_tensors(feed_forward_matrices(d, metadata["feed_forward_length"]))
         if number >= len(recurrent):
             block |= {"nextn.eh_proj.weight": (d, 2 * d)}
             block |= {f"nextn.{norm}.weight": (d,) for norm in ("enorm", "hnorm", "shared_head_norm")}
             own = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
-            block |= dict.fromkeys(own, vocabulary) if own_vocabulary else {}
-        tensors |= {f"blk.{number}.{tensor}": shape for tensor, shape in block.items()}
-    values = {tensor: _values(tensor, shape) for tensor, shape in tensors.items()}
-    return TinyVariant(name, metadata, tensors, values, _OPTIONAL_TENSORS, _defaults(metadata))
+            block |= dict.fromkeys(own, (_VOCAB, d)) if own_vocabulary else {}
+        described.append(block)
+    defaults = _defaults(metadata)
+    return tiny_decoder(
+        name, metadata, described, vocab=_VOCAB, tied=tied, gain=1.0, optional=_OPTIONAL_TENSORS, defaults=defaults
+    )
 
 
 def _defaults(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,24 +116,14 @@ def _defaults(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _attention(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _attention(metadata: Mapping[str, Any]) -> Shapes:
+    """The rows of queries hold a gate as well."""
     d, head_dim = metadata["embedding_length"], metadata["attention.key_length"]
-    return {
-        "attn_q.weight": (2 * _HEADS * head_dim, d),
-        "attn_k.weight": (_KV_HEADS * head_dim, d),
-        "attn_v.weight": (_KV_HEADS * head_dim, d),
-        "attn_q_norm.weight": (head_dim,),
-        "attn_k_norm.weight": (head_dim,),
-        "attn_output.weight": (d, _HEADS * head_dim),
-    }
+    matrices = attention_matrices(d, _HEADS, _KV_HEADS, head_dim) | {"attn_q": (2 * _HEADS * head_dim, d)}
+    return {**layer_tensors(matrices), "attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
 
 
-def _feed_forward(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    d, width = metadata["embedding_length"], metadata["feed_forward_length"]
-    return {"ffn_gate.weight": (width, d), "ffn_up.weight": (width, d), "ffn_down.weight": (d, width)}
-
-
-def _delta_net(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _delta_net(metadata: Mapping[str, Any]) -> Shapes:
     heads, values = metadata["ssm.time_step_rank"], metadata["ssm.inner_size"]
     d = metadata["embedding_length"]
     channels = 2 * metadata["ssm.group_count"] * metadata["ssm.state_size"] + values
@@ -147,33 +140,9 @@ def _delta_net(metadata: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _experts(metadata: Mapping[str, Any], gate_rows: int | None) -> dict[str, tuple[int, ...]]:
-    n, width = metadata["expert_count"], metadata["expert_feed_forward_length"]
-    shared, d = metadata["expert_shared_feed_forward_length"], metadata["embedding_length"]
-    return {
-        "ffn_gate_inp.weight": (n, d),
-        "ffn_gate_exps.weight": (n, width, d),
-        "ffn_up_exps.weight": (n, width, d),
-        "ffn_down_exps.weight": (n, d, width),
-        "ffn_gate_inp_shexp.weight": (d,) if gate_rows is None else (gate_rows, d),
-        "ffn_gate_shexp.weight": (shared, d),
-        "ffn_up_shexp.weight": (shared, d),
-        "ffn_down_shexp.weight": (d, shared),
-    }
-
-
-def _values(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and deviation of a tensor: large enough that every term moves the logits."""
-    if "norm" in name:
-        return 1.0, 0.2
-    if name.endswith("ssm_a"):
-        return -0.4, 0.1
-    if name.endswith(".bias"):
-        return 0.0, 0.3
-    if "conv1d" in name:
-        return 0.2, 0.4
-    if name in ("token_embd.weight", "blk.2.nextn.embed_tokens.weight"):
-        return 0.0, 1.0
-    if name in ("output.weight", "blk.2.nextn.shared_head_head.weight"):
-        return 0.0, 0.3
-    return 0.0, shape[-1] ** -0.5
+def _experts(metadata: Mapping[str, Any], gate_rows: int | None) -> Shapes:
+    d = metadata["embedding_length"]
+    matrices = expert_matrices(d, metadata["expert_count"], metadata["expert_feed_forward_length"])
+    matrices |= feed_forward_matrices(d, metadata["expert_shared_feed_forward_length"], "_shexp")
+    gate = (d,) if gate_rows is None else (gate_rows, d)
+    return {**layer_tensors(matrices), "ffn_gate_inp_shexp.weight": gate}
