@@ -17,6 +17,10 @@ def convert(
     type_: Annotated[
         Literal["bf16", "f16", "f32", "q8_0", "q4_k_m"], typer.Option("--type", help="Type of the matrices.")
     ] = "bf16",
+    pre_tokenizer: Annotated[
+        str | None,
+        typer.Option("--pre-tokenizer", help="tokenizer.ggml.pre, where tokenizer.json's is not recognised."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     threads: ThreadsOption = None,
     as_json: JSONOption = False,
@@ -27,7 +31,16 @@ def convert(
 
     registry = usable_registry(strict)
     with progress_bar() as progress:
-        done = write(source, out, type_, registry=registry, progress=progress, overwrite=overwrite, n_threads=threads)
+        done = write(
+            source,
+            out,
+            type_,
+            registry=registry,
+            progress=progress,
+            overwrite=overwrite,
+            n_threads=threads,
+            pre_tokenizer=pre_tokenizer,
+        )
     for notice in done.notices:
         note(notice)
     if as_json:

@@ -24,6 +24,7 @@ from kinetic_core.gguf import GGMLType, RawTensor, open_model_file, stream_gguf
 from kinetic_core.interfaces import Architecture
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.head import FullHead
+from kinetic_core.text.pretokenizers import pre_tokenizer_spec
 
 if TYPE_CHECKING:
     from kinetic_core.checkpoint.transforms import Make
@@ -77,19 +78,23 @@ def convert(
     progress: Progress | None = None,
     overwrite: bool = False,
     n_threads: int | None = None,
+    pre_tokenizer: str | None = None,
 ) -> Converted:
     """Convert the checkpoint in the folder `source` to the GGUF file `out`.
 
-    type: one of `TYPES`. n_threads: threads of the quantizers; None: the physical cores. The file appears under its
-    name only when it is complete and its own architecture has recorded its forward pass from it. Raises RequestError
-    for the arguments, UnsupportedModelError for a family or variant that cannot be converted, MetadataError,
-    TensorError and TokenizerError for what is wrong in the folder.
+    type: one of `TYPES`. n_threads: threads of the quantizers; None: the physical cores. pre_tokenizer: a value of
+    ``tokenizer.ggml.pre`` to write without looking at tokenizer.json's own. The file appears under its name only when
+    it is complete and its own architecture has recorded its forward pass from it. Raises RequestError for the
+    arguments, UnsupportedModelError for a family or variant that cannot be converted, MetadataError, TensorError and
+    TokenizerError for what is wrong in the folder.
     """
     folder, path = Path(source), Path(out)
     if type not in TYPES:
         raise RequestError(
             describe("unknown type", got=shown(type), expected=f"one of {', '.join(TYPES)}"), field="type"
         )
+    if pre_tokenizer is not None:
+        pre_tokenizer_spec(pre_tokenizer)  # refuses unknown ones
     if not folder.is_dir():
         raise RequestError(describe("no such folder", got=str(folder), expected="a checkpoint's"), field="source")
     if path.exists() and not overwrite:
@@ -116,7 +121,7 @@ def convert(
     if "token_embd.weight" not in shapes:
         raise TensorError(describe("the checkpoint has no token embeddings", where=str(folder)))
     n_tokens = shapes["token_embd.weight"][0]
-    metadata |= {f"{key}.vocab_size": n_tokens, **vocabulary_metadata(folder, key, n_tokens, config)}
+    metadata |= {f"{key}.vocab_size": n_tokens, **vocabulary_metadata(folder, key, n_tokens, config, pre_tokenizer)}
     n_blocks, n_experts = (metadata.get(f"{key}.{name}", 0) for name in ("block_count", "expert_count"))
     mixed = type == "q4_k_m"
     types = stored_types(shapes, TYPES[type][0], mixed=mixed, n_blocks=n_blocks, n_experts=n_experts)

@@ -18,13 +18,17 @@ from kinetic_core.text.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED
 MAX_JSON_BYTES = 200_000_000
 _DEFAULT_NAMES = ("llama-bpe", "dbrx", "qwen2", "qwen35", "smollm", "gpt-2")
 """The name to write where the family has none of its own."""
+_NAME_IT = "where you know the one that the model is used with, name it: --pre-tokenizer"
 
 
-def vocabulary_metadata(folder: Path, family: str, n_tokens: int, config: CheckpointConfig) -> dict[str, Any]:
+def vocabulary_metadata(
+    folder: Path, family: str, n_tokens: int, config: CheckpointConfig, pre_tokenizer: str | None = None
+) -> dict[str, Any]:
     """The keys from ``tokenizer.ggml.model`` to ``tokenizer.chat_template``.
 
     family: the file's architecture, whose own name among equal pre-tokenizers is preferred. n_tokens: rows of the
-    embeddings; numbers without a token become unused ones. Raises TokenizerError naming what is not supported.
+    embeddings; numbers without a token become unused ones. pre_tokenizer: the name to write in place of the one that
+    is recognised. Raises TokenizerError naming what is not supported.
     """
     path = folder / "tokenizer.json"
     tokenizer = read_json(path)
@@ -42,7 +46,8 @@ def vocabulary_metadata(folder: Path, family: str, n_tokens: int, config: Checkp
     tokens, types = _tokens(path, model, tokenizer.get("added_tokens") or [], n_tokens)
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": _pre_tokenizer(path, tokenizer, family, bool(model.get("ignore_merges"))),
+        "tokenizer.ggml.pre": pre_tokenizer
+        or _pre_tokenizer(path, tokenizer, family, bool(model.get("ignore_merges"))),
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": _int32(types),
         "tokenizer.ggml.merges": _merges(path, model.get("merges")),
@@ -121,7 +126,7 @@ def _pre_tokenizer(path: Path, tokenizer: dict[str, Any], family: str, whole_tok
     stages = pre.get("pretokenizers") if pre.get("type") == "Sequence" else [pre] if pre else []
     pattern, digits_alone, bytes_seen = None, False, False
     if not isinstance(stages, list):
-        raise _refused("the pre-tokenizer is not supported", path, shown(pre, 300), "a list of stages")
+        raise _unsupported(path, pre, "a list of stages")
     for stage in stages:
         kind = stage.get("type") if isinstance(stage, dict) else None
         if bytes_seen:
@@ -132,15 +137,15 @@ def _pre_tokenizer(path: Path, tokenizer: dict[str, Any], family: str, whole_tok
             given = stage.get("pattern")
             pattern = given.get("Regex") if isinstance(given, dict) else None
             if pattern is None:
-                raise _refused("the pre-tokenizer is not supported", path, shown(stage, 300), "a Split by a Regex")
+                raise _unsupported(path, stage, "a Split by a Regex")
         elif kind == "ByteLevel" and not stage.get("add_prefix_space"):
             if stage.get("use_regex", True) != (pattern is None):
-                raise _refused("the pre-tokenizer is not supported", path, shown(stage, 300), "one split")
+                raise _unsupported(path, stage, "one split")
             bytes_seen = True
         else:
-            raise _refused("the pre-tokenizer is not supported", path, shown(stage, 300), "a known one")
+            raise _unsupported(path, stage, "a known one")
     if not bytes_seen:
-        raise _refused("the pre-tokenizer is not supported", path, shown(pre, 300), "ByteLevel as the last stage")
+        raise _unsupported(path, pre, "ByteLevel as the last stage")
     nfc = normalizer.get("type") == "NFC"
     if normalizer and not nfc:
         raise _refused("the normalizer is not supported", path, shown(normalizer, 300), "none or NFC")
@@ -155,7 +160,12 @@ def _pre_tokenizer(path: Path, tokenizer: dict[str, Any], family: str, whole_tok
         if name in equal:
             return name
     got = f"pattern {shown(pattern, 300)}, digits alone {digits_alone}, NFC {nfc}, whole tokens first {whole_tokens}"
-    raise _refused("no known pre-tokenizer does the same", path, got, f"that of one of {', '.join(PRE_TOKENIZERS)}")
+    expected = f"that of one of {', '.join(PRE_TOKENIZERS)}"
+    raise _refused("no known pre-tokenizer does the same", path, got, expected, _NAME_IT)
+
+
+def _unsupported(path: Path, found: object, expected: str) -> TokenizerError:
+    return _refused("the pre-tokenizer is not supported", path, shown(found, 300), expected, _NAME_IT)
 
 
 def _section(path: Path, tokenizer: dict[str, Any], key: str) -> dict[str, Any]:
@@ -220,5 +230,5 @@ def _chat_template(folder: Path, settings: CheckpointConfig) -> str | None:
     return value
 
 
-def _refused(what: str, where: Path, got: object, expected: str) -> TokenizerError:
-    return TokenizerError(describe(what, where=str(where), got=got, expected=expected))
+def _refused(what: str, where: Path, got: object, expected: str, hint: str | None = None) -> TokenizerError:
+    return TokenizerError(describe(what, where=str(where), got=got, expected=expected, hint=hint))

@@ -11,6 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "convert"))
 from checkpoints import write_checkpoint
 
+from kinetic_core.gguf import open_model_file
+
 
 def test_convert_says_what_it_wrote(kinetic, tmp_path: Path):
     folder = write_checkpoint(tmp_path / "checkpoint", "llama-f32.gguf")
@@ -32,7 +34,9 @@ def test_convert_says_what_it_leaves_out(kinetic, tmp_path: Path):
     done = kinetic("convert", str(folder), str(tmp_path / "a.gguf"), "--threads", "1", "--type", "q4_k_m")
     assert done.status == 0
     assert "left out: the vision part, 2 tensors called model.visual.*" in done.err
-    done = kinetic("convert", str(folder), str(tmp_path / "b.gguf"), "--json")
+    done = kinetic("convert", str(folder), str(tmp_path / "b.gguf"), "--json", "--pre-tokenizer", "qwen2")
+    with open_model_file(tmp_path / "b.gguf") as made:
+        assert made.metadata.get_str("tokenizer.ggml.pre") == "qwen2"
     assert json.loads(done.out)["notices"] == ["left out: the vision part, 2 tensors called model.visual.*"]
 
 

@@ -227,8 +227,13 @@ def test_a_pattern_that_no_known_tokenizer_has_is_refused(tmp_path: Path):
     split = {"type": "Split", "pattern": {"Regex": r"\p{L}+"}, "behavior": "Isolated"}
     stages = [split, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]
     edit(folder / "tokenizer.json", pre_tokenizer={"type": "Sequence", "pretokenizers": stages})
-    with pytest.raises(TokenizerError, match=r"no known pre-tokenizer.*L"):
+    with pytest.raises(TokenizerError, match=r"no known pre-tokenizer.*L.*--pre-tokenizer"):
         convert(folder, tmp_path / "out.gguf", "f32")
+    with pytest.raises(TokenizerError, match=r"llama-bpf.*llama-bpe"):
+        convert(folder, tmp_path / "out.gguf", "f32", pre_tokenizer="llama-bpf")
+    convert(folder, tmp_path / "out.gguf", "f32", pre_tokenizer="llama-bpe")
+    with open_model_file(tmp_path / "out.gguf") as made:
+        assert made.metadata.get_str("tokenizer.ggml.pre") == "llama-bpe"
 
 
 def test_the_whole_token_rule_chooses_the_name(tmp_path: Path):
