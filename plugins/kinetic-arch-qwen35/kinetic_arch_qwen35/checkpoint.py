@@ -9,7 +9,7 @@ A prediction block's tensors are called ``mtp.``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -167,17 +167,9 @@ class _ValueHeads:
         q, k, v, _ = np.split(self._by_key_head(fused), (d, 2 * d, (2 + self.r) * d), axis=1)
         return self.tiled_values(np.concatenate([part.reshape(-1, fused.shape[1]) for part in (q, k, v)]))
 
-    def z(self, fused: _Array) -> _Array:
-        """z out of in_proj_qkvz."""
-        return self.tiled(self._by_key_head(fused)[:, (2 + self.r) * self.d :].reshape(-1, fused.shape[1]))
-
-    def b(self, fused: _Array) -> _Array:
-        """b out of in_proj_ba."""
-        return self.tiled(self._by_key_head(fused)[:, : self.r].reshape(-1, fused.shape[1]))
-
-    def a(self, fused: _Array) -> _Array:
-        """a out of in_proj_ba."""
-        return self.tiled(self._by_key_head(fused)[:, self.r :].reshape(-1, fused.shape[1]))
+    def part(self, start: int, stop: int | None) -> Callable[[_Array], _Array]:
+        """Rows `start` to `stop` of each key head out of a fused projection: z, b or a."""
+        return lambda fused: self.tiled(self._by_key_head(fused)[:, start:stop].reshape(-1, fused.shape[1]))
 
     def _by_key_head(self, fused: _Array) -> _Array:
         return fused.reshape(self.key_heads, -1, fused.shape[1])
@@ -219,11 +211,13 @@ def _delta_net_rules(config: CheckpointConfig, block: str, layer: str) -> list[T
         TensorRule(block + "attn_qkv.weight", layer + "in_proj_qkv.weight", heads.tiled_values),
         TensorRule(block + "attn_qkv.weight", layer + "in_proj_qkvz.weight", heads.qkv),
         TensorRule(block + "attn_gate.weight", layer + "in_proj_z.weight", heads.tiled),
-        TensorRule(block + "attn_gate.weight", layer + "in_proj_qkvz.weight", heads.z),
+        TensorRule(
+            block + "attn_gate.weight", layer + "in_proj_qkvz.weight", heads.part((2 + heads.r) * heads.d, None)
+        ),
         TensorRule(block + "ssm_alpha.weight", layer + "in_proj_a.weight", heads.tiled),
-        TensorRule(block + "ssm_alpha.weight", layer + "in_proj_ba.weight", heads.a),
+        TensorRule(block + "ssm_alpha.weight", layer + "in_proj_ba.weight", heads.part(heads.r, None)),
         TensorRule(block + "ssm_beta.weight", layer + "in_proj_b.weight", heads.tiled),
-        TensorRule(block + "ssm_beta.weight", layer + "in_proj_ba.weight", heads.b),
+        TensorRule(block + "ssm_beta.weight", layer + "in_proj_ba.weight", heads.part(0, heads.r)),
         TensorRule(block + "ssm_conv1d.weight", layer + "conv1d.weight", kernel),
         TensorRule(block + "ssm_a", layer + "A_log", chain(negative_exp, heads.tiled)),
         TensorRule(block + "ssm_dt.bias", layer + "dt_bias", heads.tiled),
