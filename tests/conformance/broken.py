@@ -297,8 +297,8 @@ class IgnoresUnknown(TinyHybrid):
 class ToleratesMissing(TinyHybrid):
     """Without its feed-forward layer a block goes on as it is."""
 
-    def _feed_forward(self, b: Any, prefix: str, x: Any, kind: str = "") -> Any:
-        return super()._feed_forward(b, prefix, x, kind) if b.has(f"{prefix}ffn_up{kind}.weight") else x
+    def _feed_forward(self, block: Any, y: Any, suffix: str = "") -> Any:
+        return super()._feed_forward(block, y, suffix) if block.has(f"ffn_up{suffix}.weight") else y
 
     def ignored_tensors(self) -> Sequence[str]:
         return [f"blk.{n}.ffn_{m}.weight" for n in range(self.n_layers) for m in ("gate", "down")]
