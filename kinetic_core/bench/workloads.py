@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -58,32 +59,30 @@ the first star. When it came she lit the flame and set the clockwork going, and 
 like an arm. After that there was nothing to do but read. She read about deserts and cities, about people who lived \
 in towers of glass and never saw the sea. Sometimes she looked up and tried to imagine them, and sometimes she \
 wondered whether one of them, at that same moment, was reading about a woman who sat in a tower of stone and kept a \
-light burning for strangers."""
+light burning for strangers. Towards midnight the wind usually rose, and then she put the book down and listened, \
+because the wind in the gallery sounded like voices, and in all those years it had never once said the same thing \
+twice. In the morning she wrote the weather into the log, one line for each night, and went down to the village to \
+buy bread."""
 
-NOTES = """\
-Order 1042 was placed on 3 March 2025 by Ingrid Halvorsen, who lives at 17 Birch Lane, Tromsø. She bought two wool \
-blankets at 89.50 each and one copper kettle at 45.00, and paid by card. Order 1043 was placed on 4 March 2025 by \
-Paulo Mendes, who lives at 5 Rua das Flores, Porto. He bought six blue tiles at 7.25 each and paid by bank transfer. \
-Order 1044 was placed on 4 March 2025 by Amina Yusuf, who lives at 210 Lake Road, Mombasa. She bought one reading \
-lamp at 32.00 and three notebooks at 4.80 each, and paid by card. Order 1045 was placed on 6 March 2025 by Tomasz \
-Nowak, who lives at 8 Market Square, Gdansk. He bought one oak chair at 149.00 and paid in cash."""
-
-FILLED = """\
-[
-  {"order": 1042, "date": "3 March 2025", "name": "Ingrid Halvorsen", "address": "17 Birch Lane, Tromsø", "items": [
-    {"item": "wool blanket", "count": 2, "price": 89.50}, {"item": "copper kettle", "count": 1, "price": 45.00}],
-    "paid": "card"},
-  {"order": 1043, "date": "4 March 2025", "name": "Paulo Mendes", "address": "5 Rua das Flores, Porto", "items": [
-    {"item": "blue tile", "count": 6, "price": 7.25}],
-    "paid": "bank transfer"},
-  {"order": 1044, "date": "4 March 2025", "name": "Amina Yusuf", "address": "210 Lake Road, Mombasa", "items": [
-    {"item": "reading lamp", "count": 1, "price": 32.00}, {"item": "notebook", "count": 3, "price": 4.80}],
-    "paid": "card"},
-  {"order": 1045, "date": "6 March 2025", "name": "Tomasz Nowak", "address": "8 Market Square, Gdansk", "items": [
-    {"item": "oak chair", "count": 1, "price": 149.00}],
-    "paid": "cash"}
-]
-"""
+PEOPLE = (
+    ("Anna Berg", "nurse", "Oslo", 34, "piano"),
+    ("Paul Mendes", "baker", "Porto", 51, "maps"),
+    ("Amina Yusuf", "pilot", "Mombasa", 29, "birds"),
+    ("Tom Nowak", "carpenter", "Gdansk", 42, "bees"),
+    ("Lucy Hall", "teacher", "Leeds", 38, "running"),
+    ("Ravi Menon", "chemist", "Kochi", 45, "poems"),
+    ("Elena Rossi", "lawyer", "Turin", 57, "roses"),
+    ("Jan de Vries", "gardener", "Utrecht", 63, "sailing"),
+    ("Mei Tanaka", "violinist", "Osaka", 26, "baking"),
+    ("Omar Farouk", "cook", "Cairo", 31, "radios"),
+)
+LINES = "\n".join(
+    f"name: {name}; job: {job}; city: {city}; age: {age}; hobby: {hobby}" for name, job, city, age, hobby in PEOPLE
+)
+FILLED = "\n".join(
+    json.dumps({"name": name, "job": job, "city": city, "age": age, "hobby": hobby}, indent=2)
+    for name, job, city, age, hobby in PEOPLE
+)
 
 PROSE = """\
 When the letter finally arrived, nobody in the house was awake except the cat. It lay on the mat by the door, pale \
@@ -115,8 +114,8 @@ class Workload:
 WORKLOADS: Sequence[Workload] = (
     Workload(
         "rewrite code",
-        "Rewrite this Python code with the name `goods` changed to `items`. Change nothing else.\n\n"
-        f"```python\n{CODE}```",
+        f"Here is a Python class:\n\n```python\n{CODE}```\n\nWrite the same class again, with `goods` "
+        "renamed to `items`.",
         f"```python\n{CODE.replace('goods', 'items')}```",
     ),
     Workload(
@@ -126,8 +125,7 @@ WORKLOADS: Sequence[Workload] = (
     ),
     Workload(
         "fill JSON",
-        "Write the orders in this text as JSON: a list of objects with the keys order, date, name, address, items "
-        f"(each with item, count and price) and paid.\n\n{NOTES}",
+        f"Extract the data as JSON, one object per line.\n\n{LINES}",
         FILLED,
     ),
 )

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from kinetic_core.cli.console import megabytes, print_json, progress_bar
-from kinetic_core.cli.options import JSONOption, StrictOption, usable_registry
+from kinetic_core.cli.console import megabytes, note, print_json, progress_bar
+from kinetic_core.cli.options import JSONOption, StrictOption, ThreadsOption, usable_registry
 
 
 def convert(
@@ -18,6 +18,7 @@ def convert(
         Literal["bf16", "f16", "f32", "q8_0", "q4_k_m"], typer.Option("--type", help="Type of the matrices.")
     ] = "bf16",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    threads: ThreadsOption = None,
     as_json: JSONOption = False,
     strict: StrictOption = False,
 ) -> None:
@@ -26,7 +27,9 @@ def convert(
 
     registry = usable_registry(strict)
     with progress_bar() as progress:
-        done = write(source, out, type_, registry=registry, progress=progress, overwrite=overwrite)
+        done = write(source, out, type_, registry=registry, progress=progress, overwrite=overwrite, n_threads=threads)
+    for notice in done.notices:
+        note(notice)
     if as_json:
         print_json(
             {
@@ -34,6 +37,7 @@ def convert(
                 "architecture": done.architecture,
                 "tensors": dict(done.n_tensors),
                 "bytes": done.n_bytes,
+                "notices": list(done.notices),
             }
         )
         return

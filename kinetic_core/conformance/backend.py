@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from kinetic_core.conformance import agreement, contract, lowerings, prediction, rows, states
+from kinetic_core.conformance import agreement, blocks, contract, lowerings, prediction, rows, states
+from kinetic_core.conformance.formats import FORMATS
 from kinetic_core.conformance.models import ModelFamily, TinyModel
 from kinetic_core.conformance.on_models import OnModels
 from kinetic_core.conformance.suite import Conformance, clause
@@ -22,7 +23,7 @@ class BackendConformance(OnModels, Conformance, kind="backend"):
     formats: the tensor formats that the models are stored in.
     """
 
-    formats: ClassVar[Sequence[str]] = ("F32", "Q8_0")
+    formats: ClassVar[Sequence[str]] = FORMATS
 
     @classmethod
     def make_family(cls) -> ModelFamily:
@@ -163,3 +164,12 @@ class BackendConformance(OnModels, Conformance, kind="backend"):
     def nan(self, family: ModelFamily) -> None:
         """See the statement."""
         contract.nan_is_an_error(family)
+
+    @clause(
+        "BACK-27",
+        "In every block format a matrix times integers that 8 bits hold is right to float precision.",
+        "plugin",
+    )
+    def block_formats(self, family: ModelFamily) -> None:
+        """See the statement."""
+        blocks.blocks_are_multiplied_right(family)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from kinetic_core.conformance.answers import GREEDY, N_PROMPT, SAMPLED, Borrowed, answer, make_engine, require_answer
+from kinetic_core.conformance.driven import Driver, Look
 from kinetic_core.conformance.models import ModelFamily, TinyModel
 from kinetic_core.conformance.on_models import OnModels, registered_backend
-from kinetic_core.conformance.suite import Conformance, Fault, clause
+from kinetic_core.conformance.steps import Tokens
+from kinetic_core.conformance.suite import Case, Conformance, Fault, NotApplicable, clause
 from kinetic_core.engine.request import GenerationRequest, SamplingOptions
 from kinetic_core.interfaces import Draft, Drafter, Executable, KernelBackend
-from kinetic_core.reference.tiny_hybrid import KEY, TinyHybrid
+from kinetic_core.reference.tiny_hybrid import KEY
 
 SALT = "a tenant"
 PHRASE = (5, 6, 7, 8, 9, 10, 11)
@@ -25,17 +28,32 @@ class DrafterConformance(OnModels, Conformance, kind="drafter"):
             target = Guesser
             name = "guesser"
 
-    backend: name or class of what the models run on. formats: the tensor formats they are stored in.
+    architecture: ``general.architecture`` of the models. backend: name or class of what they run on.
+    formats: the tensor formats they are stored in.
     """
 
+    architecture: ClassVar[str] = KEY
     backend: ClassVar[str | type[KernelBackend]] = "cpu"
     formats: ClassVar[Sequence[str]] = ("F32",)
 
     @classmethod
     def make_family(cls) -> ModelFamily:
-        """The miniature hybrid with everything, and the one with a prediction block."""
-        names = ("untied", "prediction")
-        return ModelFamily(TinyHybrid, KEY, registered_backend(cls.backend), cls.formats, lambda v: v.name in names)
+        """All variants; of the miniature hybrid the one with everything, and the one with a prediction block."""
+        from kinetic_core.plugins import load_registry
+
+        architecture = load_registry().architecture_for(cls.architecture)
+        names = ("untied", "prediction") if cls.architecture == KEY else None
+        backend = registered_backend(cls.backend)
+        return ModelFamily(
+            architecture, cls.architecture, backend, cls.formats, lambda v: names is None or v.name in names
+        )
+
+    @classmethod
+    def check(cls, case: Case) -> None:
+        """As other suites; a model that the drafter does not suit is left out."""
+        if not cls.target.suits(cls.family().model(case.subject).program):
+            raise NotApplicable("the drafter does not suit the model")
+        super().check(case)
 
     def drafter(self, executable: Executable | None = None) -> Drafter:
         """A new object of the class under test, attached where an executable is given."""
@@ -81,24 +99,19 @@ class DrafterConformance(OnModels, Conformance, kind="drafter"):
     )
     def proposals(self, model: TinyModel) -> None:
         """See the statement."""
-        for _, most, draft in self._proposals(model):
-            tree = draft.tree
-            if not 0 < len(tree.token_ids) <= most or len(tree.parents) != len(tree.token_ids):
-                got = f"{len(tree.token_ids)} tokens with {len(tree.parents)} parents"
-                raise Fault(f"a draft of {got}, expected 1 to {most} of each")
-            for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
-                if not 0 <= token < model.vocab or not -1 <= parent < node:
-                    raise Fault(f"node {node} of a draft is token {token} with the parent {parent}")
-            if len(draft.expected) != len(tree.token_ids) or not all(0 <= share <= 1 for share in draft.expected):
-                raise Fault(f"the estimates of a draft are {draft.expected}, expected one of 0 to 1 per token")
+        self._drive(model, functools.partial(_look_at, model.vocab))
 
     @clause("DRAFT-05", "A drafter that denies branches proposes chains only.")
     def declared_branches(self, model: TinyModel) -> None:
         """See the statement."""
-        for _, _, draft in self._proposals(model):
+
+        def look(most: int, draft: Draft) -> None:
             chain = tuple(range(-1, len(draft.tree.token_ids) - 1))
-            if not self.target.capabilities.branches and draft.tree.parents != chain:
+            if draft.tree.parents != chain:
                 raise Fault(f"the capabilities say branches=False, a draft has the parents {draft.tree.parents}")
+
+        if not self.target.capabilities.branches:
+            self._drive(model, look)
 
     @clause("DRAFT-06", "A drafter that denies reading hidden states never asks for them.")
     def declared_hidden(self, model: TinyModel) -> None:
@@ -113,97 +126,66 @@ class DrafterConformance(OnModels, Conformance, kind="drafter"):
             raise Fault(f"the capabilities say reads_hidden=False, the drafter called {lent.asked[0]}")
 
     @clause(
-        "DRAFT-07", "A drafter that denies learning across requests proposes after others what it proposes at first."
+        "DRAFT-07",
+        "A drafter that denies learning across requests proposes after and beside others what it does alone.",
     )
     def declared_learning(self, model: TinyModel) -> None:
-        """See the statement."""
-        if self.target.capabilities.learns_across_requests:
-            self._salts_are_apart(model)
-            return
-        if self.target.capabilities.reads_hidden:
-            return  # what it reads is the model's last step, not an earlier request
-        fresh = self.drafter(model.executable())
-        expected = _proposed(fresh, 0, model.tokens(32, 20))
-        used = self.drafter(model.executable())
-        for seed in (32, 33):
-            _proposed(used, 0, (*model.tokens(seed, 20), *PHRASE))
-        if _proposed(used, 0, model.tokens(32, 20)) != expected:
-            raise Fault("the capabilities say learns_across_requests=False, an earlier request changes a proposal")
+        """What it does learn, tenants do not show each other."""
+        learns = self.target.capabilities.learns_across_requests
+        salt = SALT if learns else ""
+        tokens = model.tokens(32, 20)
+        expected = _proposed(Driver(model.executable(), self.drafter()), model, tokens)
+        for beside in (None, (salt, (*tokens, *PHRASE))):
+            driver = Driver(model.executable(), self.drafter())
+            for earlier in ((*tokens, *PHRASE), (*model.tokens(33, 20), *PHRASE), (*tokens, *PHRASE)):
+                _proposed(driver, model, earlier, salt)
+            if _proposed(driver, model, tokens, beside=beside) == expected:
+                continue
+            if learns:
+                raise Fault("what requests of one salt taught changes a proposal for another")
+            other = "an earlier request" if beside is None else "a request beside it"
+            raise Fault(f"the capabilities say learns_across_requests=False, {other} changes a proposal")
 
-    def _salts_are_apart(self, model: TinyModel) -> None:
-        """What one tenant's requests taught must not show in another's proposals."""
-        fresh = self.drafter(model.executable())
-        expected = _proposed(fresh, 0, model.tokens(32, 20))
-        used = self.drafter(model.executable())
-        for _ in range(3):
-            _proposed(used, 0, (*model.tokens(32, 20), *PHRASE), SALT)
-        if _proposed(used, 0, model.tokens(32, 20)) != expected:
-            raise Fault("what requests of one salt taught changes a proposal for another")
-
-    def _proposals(self, model: TinyModel) -> list[tuple[int, int, Draft]]:
-        """(sequence, tokens asked for, draft) of two sequences that take turns, while answers run."""
-        recorder = _Recorder(self.drafter())
-        answer(model, GREEDY, drafter=recorder, tokens=PHRASE * 5)
-        if self.target.capabilities.reads_hidden:
-            return recorder.proposals
-        drafter = self.drafter(model.executable())
-        proposals = list(recorder.proposals)
-        for sequence in (0, 1):
-            drafter.begin(sequence, (*PHRASE, *PHRASE))
-        for token in PHRASE:
-            for sequence in (0, 1):
-                drafter.committed(sequence, (token,))
-                for most in (1, 2, 8):
-                    draft = drafter.propose(sequence, most)
-                    if draft is not None and draft.tree.token_ids:
-                        proposals.append((sequence, most, draft))
-        for sequence in (0, 1):
-            drafter.end(sequence)
-        return proposals
+    def _drive(self, model: TinyModel, look: Look) -> None:
+        """Two sequences, in turns and together, with drafts of several sizes."""
+        driver = Driver(model.executable(), self.drafter(), look)
+        first, second = (
+            driver.begin(number, tokens, blocks=(number,), slot=number if model.has_states else -1)
+            for number, tokens in enumerate((PHRASE * 3, model.tokens(34, 12)))
+        )
+        for sequences in ((first,), (second,), (first, second)) * 2:
+            for most in (1, 2, 8):
+                driver.step(*sequences, most=most)
+        for sequence in (first, second):
+            driver.end(sequence)
 
 
-def _proposed(drafter: Drafter, sequence: int, tokens: Sequence[int], salt: str = "") -> list[Any]:
-    """What a drafter proposes along a sequence."""
-    drafter.begin(sequence, tokens[:10], salt)
-    proposed = []
-    for token in tokens[10:]:
-        drafter.committed(sequence, (token,))
-        proposed.append(drafter.propose(sequence, 4))
-    drafter.end(sequence)
-    return proposed
+def _look_at(vocab: int, most: int, draft: Draft) -> None:
+    """Raise Fault for a draft that the engine would turn its drafter off for."""
+    tree = draft.tree
+    if len(tree.token_ids) > most or len(tree.parents) != len(tree.token_ids):
+        got = f"{len(tree.token_ids)} tokens with {len(tree.parents)} parents"
+        raise Fault(f"a draft of {got}, expected at most {most} of each")
+    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+        if not 0 <= token < vocab or not -1 <= parent < node:
+            raise Fault(f"node {node} of a draft is token {token} with the parent {parent}")
+    if len(draft.expected) != len(tree.token_ids) or not all(0 <= share <= 1 for share in draft.expected):
+        raise Fault(f"the estimates of a draft are {draft.expected}, expected one of 0 to 1 per token")
 
 
-class _Recorder(Drafter):
-    """Passes everything on and keeps the proposals."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.capabilities = drafter.capabilities  # type: ignore[misc]
-        self._drafter = drafter
-        self.proposals: list[tuple[int, int, Draft]] = []
-
-    def attach(self, executable: Executable) -> None:
-        """As the drafter."""
-        self._drafter.attach(executable)
-
-    def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
-        """As the drafter."""
-        self._drafter.begin(sequence_id, token_ids, salt)
-
-    def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """As the drafter."""
-        self._drafter.committed(sequence_id, token_ids)
-
-    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
-        """As the drafter."""
-        draft = self._drafter.propose(sequence_id, max_tokens)
-        if draft is None or not draft.tree.token_ids:
-            return None
-        self.proposals.append((sequence_id, max_tokens, draft))
-        return None  # the engine would turn off a drafter of bad proposals; here they are to be looked at
-
-    def end(self, sequence_id: int) -> None:
-        """As the drafter."""
-        self._drafter.end(sequence_id)
+def _proposed(
+    driver: Driver, model: TinyModel, tokens: Tokens, salt: str = "", beside: tuple[str, Tokens] | None = None
+) -> list[tuple[int, int, Draft | None]]:
+    """What is proposed along an answer. beside: salt and tokens of a sequence that runs in the same steps."""
+    slots = (0, 1) if model.has_states else (-1, -1)
+    sequences = [driver.begin(0, tokens, blocks=(0,), slot=slots[0], salt=salt)]
+    if beside is not None:
+        sequences.insert(0, driver.begin(1, beside[1], blocks=(1,), slot=slots[1], salt=beside[0]))
+    for _ in range(10):
+        driver.step(*sequences, most=4)
+    for sequence in sequences:
+        driver.end(sequence)
+    return sequences[-1].drafts
 
 
 class _Watched(Borrowed):

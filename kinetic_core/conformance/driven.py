@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -42,10 +42,17 @@ class Driven:
     n_accepted: int = 0
 
 
+Look = Callable[[int, Draft], None]
+"""Called with (tokens asked for, draft) of every draft, before it is run; raises where it is not to be run."""
+
+
 class Driver:
     """An executable and a drafter, without an engine. prompt_rows: most rows of a sequence's prompt in one step."""
 
-    def __init__(self, executable: Executable, drafter: Drafter, prompt_rows: int = BLOCK_TOKENS) -> None:
+    def __init__(
+        self, executable: Executable, drafter: Drafter, look: Look | None = None, prompt_rows: int = BLOCK_TOKENS
+    ) -> None:
+        self._look = look
         self._executable = executable
         self._drafter = drafter
         self._prompt_rows = prompt_rows
@@ -63,16 +70,6 @@ class Driver:
     def end(self, sequence: Driven) -> None:
         """A sequence is done."""
         self._drafter.end(sequence.number)
-
-    def answer(self, sequence: Driven, n_tokens: int, most: int) -> tuple[int, ...]:
-        """Run a sequence alone until it has so many tokens more than the prompt, with drafts of `most` tokens at most.
-
-        Returns those tokens.
-        """
-        n_prompt = len(sequence.tokens)
-        while len(sequence.tokens) < n_prompt + n_tokens:
-            self.step(sequence, most=most)
-        return tuple(sequence.tokens[n_prompt : n_prompt + n_tokens])
 
     def step(self, *sequences: Driven, most: int = 4) -> None:
         """One step of these sequences: the next rows of a prompt, or the last token and a draft of `most` at most.
@@ -105,7 +102,10 @@ class Driver:
             if pending == 1 and sequence.n_run and most:
                 draft = self._drafter.propose(sequence.number, most)
                 sequence.drafts.append((len(sequence.tokens), most, draft))
-                tree = NO_DRAFT if draft is None else draft.tree
+                if draft is not None and draft.tree.token_ids:
+                    if self._look is not None:
+                        self._look(most, draft)
+                    tree = draft.tree
             n_rows = min(pending, self._prompt_rows, BLOCK_TOKENS - sequence.n_run % BLOCK_TOKENS)
             parents = tuple(n_rows + parent for parent in tree.parents)
             rows = SequenceRows(first, sequence.n_run, n_rows, table, sequence.slot, parents)

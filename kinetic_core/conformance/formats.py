@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kinetic_core.convert.quantize import q4_k_m_type, quantize
+from kinetic_core.convert.quantize import quantize
 from kinetic_core.gguf import BLOCK_FORMATS, GGMLType, MemoryTensors, RawTensor, as_type, read_tensor
 from kinetic_core.interfaces import TinyVariant
 from kinetic_core.reference.random_model import may_be_quantized, quantized
@@ -21,15 +21,20 @@ OWN_QUANTIZERS = frozenset({GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K})
 
 def stored_types(variant: TinyVariant, format_name: str) -> dict[str, GGMLType]:
     """Tensor name -> its type, for those that a format changes: matrices whose rows are a whole number of blocks."""
-    tied = "output.weight" not in variant.tensors
-    n_blocks = 1 + max((int(name.split(".")[1]) for name in variant.tensors if name.startswith("blk.")), default=0)
     types: dict[str, GGMLType] = {}
     for name, shape in variant.tensors.items():
-        type_ = q4_k_m_type(name, n_blocks, tied) if format_name == MIXTURE else as_type(format_name)
+        type_ = _of_mixture(name) if format_name == MIXTURE else as_type(format_name)
         fits = shape[-1] % BLOCK_FORMATS[type_].block_size == 0
         if type_ is not GGMLType.F32 and fits and may_be_quantized(name, shape):
             types[name] = type_
     return types
+
+
+def _of_mixture(name: str) -> GGMLType:
+    """As published q4_k_m files: more bits where errors cost most, so that layers of one input differ in type."""
+    if name == "output.weight" or any(part in name for part in ("attn_v.", "ffn_down")):
+        return GGMLType.Q6_K
+    return GGMLType.Q5_K if any(part in name for part in ("attn_k.", "attn_qkv")) else GGMLType.Q4_K
 
 
 def with_types(source: MemoryTensors, types: Mapping[str, GGMLType]) -> MemoryTensors:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,6 @@ from kinetic_core.program.record import record_program
 from kinetic_core.reference.head import FullHead
 from kinetic_core.reference.random_model import random_model
 
-_NAMED = re.compile(r"'[\w-]+(\.[\w-]+)+'")
-"""A tensor or key in an error's message."""
-_LAYER = re.compile(r"^(.*?\.)(\d+)\.(.*)$")
-
 
 def unknown_tensor_refused(model: TinyModel) -> None:
     """A tensor that no forward pass reads, in a layer and outside."""
@@ -31,12 +28,19 @@ def unknown_tensor_refused(model: TinyModel) -> None:
 
 
 def missing_tensor_refused(model: TinyModel, family: ModelFamily) -> None:
-    """Every tensor left out in turn, but for those that another declared variant lacks."""
+    """Every tensor left out in turn: accepted where the variant says that it is optional, refused where it does not."""
     stored = _stored(model.source)
+    for pattern in model.variant.optional:
+        if all(_matching(variant, pattern) for variant in family.variants.values()):
+            raise Fault(f"{pattern!r} is declared optional and every variant has it: declare a variant without it")
     for name in stored:
-        if not _optional_tensor(name, model.variant, family.variants.values()):
-            rest = {other: tensor for other, tensor in stored.items() if other != name}
-            _require_refusal(model, MemoryTensors(model.source.metadata.raw, rest), name, "lacks the tensor")
+        rest = {other: tensor for other, tensor in stored.items() if other != name}
+        source = MemoryTensors(model.source.metadata.raw, rest)
+        if any(fnmatchcase(name, pattern) for pattern in model.variant.optional):
+            _require_acceptance(model, source, f"lacks {name!r}, which is declared optional,")
+        else:
+            hint = "if it is optional, say so in the variant"
+            _require_refusal(model, source, name, "lacks the tensor", hint)
 
 
 def wrong_shape_refused(model: TinyModel) -> None:
@@ -49,25 +53,58 @@ def wrong_shape_refused(model: TinyModel) -> None:
         _require_refusal(model, MemoryTensors(model.source.metadata.raw, tensors), name, what)
 
 
-def missing_key_refused(model: TinyModel, family: ModelFamily) -> None:
-    """Every key that is read left out in turn, but for those that another declared variant lacks.
+def missing_key_refused(model: TinyModel) -> None:
+    """Every key left out in turn: refused by its own name, or as good as the default that the variant declares.
 
-    A default that contradicts the file is refused by the name of the tensor or key that does not fit it: enough.
+    A key that the architecture never reads may be missing as well; then the program must be the same.
     """
     raw = dict(model.source.metadata.raw)
-    others = [set(variant.metadata) for variant in family.variants.values()]
-    fresh = MemoryTensors(raw, _stored(model.source))
-    record_program(model.architecture_class(fresh), FullHead(), fresh)
-    unread = set(fresh.metadata.unread_keys())
-    for key in model.variant.metadata:
-        whole = key if key in raw else f"{model.name}.{key}"
-        if key.startswith(("general.", "tokenizer.")) or any(key not in other for other in others):
-            continue
-        if whole in unread:
-            continue
-        rest = {other: value for other, value in raw.items() if other != whole}
-        source = MemoryTensors(rest, _stored(model.source))
-        _require_refusal(model, source, whole, "lacks the metadata key", or_another=True)
+    own = [key for key in model.variant.metadata if not key.startswith(("general.", "tokenizer."))]
+    for key in [*own, *(key for key in model.variant.defaults if key not in model.variant.metadata)]:
+        whole = f"{model.name}.{key}"
+        without = {other: value for other, value in raw.items() if other != whole}
+        if key in model.variant.defaults:
+            default = model.variant.defaults[key]
+            missing, given = _outcome(model, without), _outcome(model, {**without, whole: default})
+            if missing != given:
+                raise Fault(
+                    f"a file that lacks the metadata key {whole!r} is not as one with its declared default "
+                    f"{default!r}: got {_shown(missing)}, expected {_shown(given)}"
+                )
+        elif whole in _unread(model):
+            missing, given = _outcome(model, without), _outcome(model, raw)
+            if missing != given:
+                raise Fault(
+                    f"the metadata key {whole!r} is read past the metadata's typed reads, and matters: without it the "
+                    f"file gives {_shown(missing)}, with it {_shown(given)}"
+                )
+        else:
+            source = MemoryTensors(without, _stored(model.source))
+            _require_refusal(
+                model, source, whole, "lacks the metadata key", "if it has a default, say so in the variant"
+            )
+
+
+def _unread(model: TinyModel) -> set[str]:
+    """Keys that recording the forward pass does not read."""
+    source = MemoryTensors(dict(model.source.metadata.raw), _stored(model.source))
+    record_program(model.architecture_class(source), FullHead(), source)
+    return set(source.metadata.unread_keys())
+
+
+def _outcome(model: TinyModel, metadata: Mapping[str, Any]) -> tuple[Program | None, str]:
+    """(program, context length), or the refusal, of the model's tensors with this metadata."""
+    source = MemoryTensors(metadata, _stored(model.source))
+    try:
+        architecture = model.architecture_class(source)
+        return record_program(architecture, FullHead(), source), str(architecture.context_length)
+    except ModelError as error:
+        return None, str(error)
+
+
+def _shown(outcome: tuple[Program | None, str]) -> str:
+    program, refusal = outcome
+    return f"the refusal {refusal!r}" if program is None else f"a program of {len(program.all_ops)} operations"
 
 
 def _stored(source: MemoryTensors) -> dict[str, Any]:
@@ -77,62 +114,35 @@ def _stored(source: MemoryTensors) -> dict[str, Any]:
     }
 
 
-def _require_refusal(model: TinyModel, source: MemoryTensors, name: str, what: str, or_another: bool = False) -> None:
-    """The file must be refused with a model error that names what is wrong. or_another: any tensor or key does."""
+def _require_refusal(model: TinyModel, source: MemoryTensors, name: str, what: str, hint: str = "") -> None:
+    """The file must be refused with a model error that names the tensor or key."""
     try:
         record_program(model.architecture_class(source), FullHead(), source)
     except ModelError as error:
-        if name.removesuffix(".weight") not in str(error) and not (or_another and _NAMED.search(str(error))):
+        if not _names(str(error), name):
             raise Fault(f"a file that {what} {name!r} is refused without naming it: {error}") from None
         return
     except Exception as error:
         got = f"{type(error).__name__}: {error}"
         raise Fault(f"a file that {what} {name!r} ends in {got}, expected an error of kinetic_core.errors") from error
-    declared = "; if it is optional, declare a variant without it" if what.startswith("lacks") else ""
-    raise Fault(f"a file that {what} {name!r} is accepted{declared}")
+    raise Fault(f"a file that {what} {name!r} is accepted{'; ' if hint else ''}{hint}")
 
 
-def _roles(names: Iterable[str]) -> tuple[set[str], dict[str, set[str]]]:
-    """(tensors outside layers, layer -> names inside it)."""
-    outside: set[str] = set()
-    layers: dict[str, set[str]] = {}
-    for name in names:
-        match = _LAYER.match(name)
-        if match is None:
-            outside.add(name)
-        else:
-            layers.setdefault(match[1] + match[2], set()).add(match[3])
-    return outside, layers
+def _require_acceptance(model: TinyModel, source: MemoryTensors, what: str) -> None:
+    try:
+        record_program(model.architecture_class(source), FullHead(), source)
+    except Exception as error:
+        raise Fault(f"a file that {what} is refused: {' '.join(f'{type(error).__name__}: {error}'.split())}") from error
 
 
-def _optional_tensor(name: str, variant: TinyVariant, variants: Iterable[TinyVariant]) -> bool:
-    """Does a declared variant show a file without this tensor?
-
-    Outside layers: any variant without it. In a layer: a layer, of any variant, that lacks it and has nothing but
-    other tensors of this one, or all others of the same part (``ssm_``, ``ffn_``, ...), biases aside; for a bias, one
-    that has the weight alone. So a layer of another kind is no excuse.
-    """
-    outside, layers = _roles(variant.tensors)
-    shown = [_roles(other.tensors) for other in variants]
-    if name in outside:
-        return any(name not in other_outside for other_outside, _ in shown)
-    match = _LAYER.match(name)
-    assert match is not None
-    role, own = match[3], layers[match[1] + match[2]]
-    stem = role.removesuffix(".bias")
-    for layer in (layer for _, other_layers in shown for layer in other_layers.values() if role not in layer):
-        if (
-            layer < own
-            or _part(own - {role}, role) <= _part(layer, role)
-            or (stem != role and f"{stem}.weight" in layer)
-        ):
-            return True
-    return False
+def _names(message: str, name: str) -> bool:
+    """Is the whole name in the message, with or without ``.weight``, and not a longer one that begins or ends so?"""
+    stem = re.escape(name.removesuffix(".weight"))
+    return re.search(rf"(?<![\w.]){stem}(\.weight)?(?![\w-]|\.\w)", message) is not None
 
 
-def _part(roles: set[str], role: str) -> set[str]:
-    """The weights of the part of a layer that `role` belongs to."""
-    return {other for other in roles if other.split("_")[0] == role.split("_")[0] and not other.endswith(".bias")}
+def _matching(variant: TinyVariant, pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in variant.tensors)
 
 
 # capabilities
@@ -191,3 +201,14 @@ def variants_are_usable(family: ModelFamily) -> None:
         again = record_program(family.architecture(source), FullHead(), source)
         if again != program:
             raise Fault(f"{name!r}: recording the forward pass twice gives two programs")
+
+
+def every_format_is_stored(family: ModelFamily) -> None:
+    """Some variant has matrices whose rows are a whole number of the format's blocks."""
+    shown = {label.rpartition("-")[2] for label in family.labels()}
+    for format_name in family.formats:
+        if format_name not in shown:
+            raise Fault(
+                f"no variant of tiny() has a matrix that can be stored as {format_name}: declare one whose rows are a "
+                "multiple of 256 wide"
+            )

@@ -16,7 +16,7 @@ import attrs
 Scope = Literal["model", "variant", "plugin"]
 """What a clause is run on: every model (variant and tensor format), every variant once, or the plugin once."""
 
-SETTINGS = frozenset({"target", "name", "backend", "formats", "xfails"})
+SETTINGS = frozenset({"target", "name", "backend", "formats", "architecture", "xfails"})
 """What a subclass may set."""
 
 

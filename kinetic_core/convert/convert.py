@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kinetic_core.backends.cpu.workers import default_threads
 from kinetic_core.checkpoint import CheckpointConfig, CheckpointFormat, unchanged
-from kinetic_core.convert.quantize import q4_k_m_type, quantize, stored_type
+from kinetic_core.convert.quantize import prepare, quantize, stored_types
 from kinetic_core.convert.safetensors import CheckpointTensor, read_checkpoint
 from kinetic_core.convert.vocabulary import read_json, vocabulary_metadata
 from kinetic_core.errors import KineticError, RequestError, TensorError, UnsupportedModelError, describe, shown
@@ -74,12 +76,14 @@ def convert(
     registry: Registry | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
+    n_threads: int | None = None,
 ) -> Converted:
     """Convert the checkpoint in the folder `source` to the GGUF file `out`.
 
-    type: one of `TYPES`. The file appears under its name only when it is complete and its own architecture has
-    recorded its forward pass from it. Raises RequestError for the arguments, UnsupportedModelError for a family or
-    variant that cannot be converted, MetadataError, TensorError and TokenizerError for what is wrong in the folder.
+    type: one of `TYPES`. n_threads: threads of the quantizers; None: the physical cores. The file appears under its
+    name only when it is complete and its own architecture has recorded its forward pass from it. Raises RequestError
+    for the arguments, UnsupportedModelError for a family or variant that cannot be converted, MetadataError,
+    TensorError and TokenizerError for what is wrong in the folder.
     """
     folder, path = Path(source), Path(out)
     if type not in TYPES:
@@ -113,19 +117,20 @@ def convert(
         raise TensorError(describe("the checkpoint has no token embeddings", where=str(folder)))
     n_tokens = shapes["token_embd.weight"][0]
     metadata |= {f"{key}.vocab_size": n_tokens, **vocabulary_metadata(folder, key, n_tokens, config)}
-    n_blocks, tied = metadata[f"{key}.block_count"], "output.weight" not in shapes
-    wanted = {name: q4_k_m_type(name, n_blocks, tied) if type == "q4_k_m" else TYPES[type][0] for name in shapes}
-    table = {name: (stored_type(name, shape, wanted[name]), shape) for name, shape in shapes.items()}
+    n_blocks, n_experts = (metadata.get(f"{key}.{name}", 0) for name in ("block_count", "expert_count"))
+    mixed = type == "q4_k_m"
+    types = stored_types(shapes, TYPES[type][0], mixed=mixed, n_blocks=n_blocks, n_experts=n_experts)
+    table = {name: (types[name], shape) for name, shape in shapes.items()}
+    prepare(types.values(), progress)
     done = iter(range(1, len(table) + 1))
+    with _finished(path) as partial, ThreadPoolExecutor(n_threads or default_threads()) as threads:
 
-    def produce(name: str) -> RawTensor:
-        array = _make(planned[name])
-        stored = quantize(name, array, table[name][0])
-        if progress:
-            progress("converting", next(done) / len(table))
-        return stored
+        def produce(name: str) -> RawTensor:
+            stored = quantize(name, _make(planned[name]), types[name], threads)
+            if progress:
+                progress("converting", next(done) / len(table))
+            return stored
 
-    with _finished(path) as partial:
         stream_gguf(partial, metadata, table, produce)
         with open_model_file(partial) as model:
             record_program(family(model), FullHead(), model)

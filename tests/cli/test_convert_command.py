@@ -27,6 +27,15 @@ def test_convert_says_what_it_wrote(kinetic, tmp_path: Path):
     assert kinetic("convert", str(folder), str(tmp_path / "b.gguf"), "--overwrite").status == 0
 
 
+def test_convert_says_what_it_leaves_out(kinetic, tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "checkpoint", "qwen35deep-bf16.gguf")
+    done = kinetic("convert", str(folder), str(tmp_path / "a.gguf"), "--threads", "1", "--type", "q4_k_m")
+    assert done.status == 0
+    assert "left out: the vision part, 2 tensors called model.visual.*" in done.err
+    done = kinetic("convert", str(folder), str(tmp_path / "b.gguf"), "--json")
+    assert json.loads(done.out)["notices"] == ["left out: the vision part, 2 tensors called model.visual.*"]
+
+
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [(["nowhere", "x.gguf"], 7, "nowhere"), (["nowhere", "x.gguf", "--type", "q3_k_s"], 2, "q3_k_s")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -267,6 +268,28 @@ class OneDigest(ReferenceExecutable):
         return "always"
 
 
+class OneScaleOff(ReferenceExecutable):
+    """Takes 16 inputs of the output layer 1 % too large, as a kernel does that reads one scale of a block wrong."""
+
+    def __init__(self, program: Any, source: Any, options: Any) -> None:
+        super().__init__(program, source, options)
+        self._weights["output.weight"][:, 300:316] *= 1.01
+
+
+class AlmostTheWeights(ReferenceExecutable):
+    """One matrix is 1 % too large: less than rounding activations to 8 bits does, and wrong."""
+
+    factor = 1.01
+
+    def __init__(self, program: Any, source: Any, options: Any) -> None:
+        super().__init__(program, source, options)
+        self._weights["blk.0.ffn_down.weight"] *= self.factor
+
+
+class NotTheWeights(AlmostTheWeights):
+    factor = 2.0
+
+
 class PassesNaN(ReferenceExecutable):
     def run(self, batch: RowBatch) -> None:
         with contextlib.suppress(NumericalError):
@@ -322,6 +345,60 @@ class GuessesMissingKeys(TinyHybrid):
         super().__init__(source)
 
 
+class RouterBiasIsOptional(TinyHybrid):
+    """Routes by sigmoid without the bias where the file has none, although its metadata asks for it."""
+
+    def _experts(self, b: Any, prefix: str, x: Any) -> Any:
+        asked, self.sigmoid_routing = self.sigmoid_routing, b.has(prefix + "exp_probs_b.bias")
+        mixed = super()._experts(b, prefix, x)
+        self.sigmoid_routing = asked
+        return mixed
+
+
+class DeclaresTooMuch(TinyHybrid):
+    """Says that norms are optional, and needs them."""
+
+    @classmethod
+    def tiny(cls) -> Sequence[TinyVariant]:
+        return [dataclasses.replace(v, optional=(*v.optional, "blk.*.ssm_norm.weight")) for v in super().tiny()]
+
+
+class NeverWithoutOutput(TinyHybrid):
+    """Shows no file without an output layer, and says that there are some."""
+
+    @classmethod
+    def tiny(cls) -> Sequence[TinyVariant]:
+        return [variant for variant in super().tiny() if "output.weight" in variant.tensors]
+
+
+class NamesAnotherKey(TinyHybrid):
+    def __init__(self, source: Any) -> None:
+        if "tiny-hybrid.rope.freq_base" not in source.metadata:
+            source.metadata.get_float("tiny-hybrid.rope.frequency_base")
+        super().__init__(source)
+
+
+class AnotherDefault(TinyHybrid):
+    """Uses three experts where the key is missing, and says that it uses one."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        if "tiny-hybrid.expert_used_count" not in source.metadata:
+            self.n_experts_used = 3
+
+
+class ReadsPastTheReads(TinyHybrid):
+    """Takes a key from the raw metadata, so that nobody knows that it matters."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        self.embedding_scale *= source.metadata.raw.get("tiny-hybrid.extra", 1.0)
+
+    @classmethod
+    def tiny(cls) -> Sequence[TinyVariant]:
+        return [dataclasses.replace(v, metadata={**v.metadata, "extra": 2.0}) for v in super().tiny()]
+
+
 class DeniesWindow(TinyHybrid):
     capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_prediction_block=True, has_experts=True)
 
@@ -337,6 +414,12 @@ class TwoOfAName(TinyHybrid):
     def tiny(cls) -> Sequence[TinyVariant]:
         variants = list(super().tiny())
         return [*variants, variants[0]]
+
+
+class Narrow(TinyHybrid):
+    @classmethod
+    def tiny(cls) -> Sequence[TinyVariant]:
+        return [variant for variant in super().tiny() if "wide" not in variant.name]
 
 
 class NoDrafts(ReferenceBackend):

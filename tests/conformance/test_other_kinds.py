@@ -17,6 +17,7 @@ from kinetic_core.conformance import (
     DrafterConformance,
     HeadConformance,
 )
+from kinetic_core.conformance.rounding import RoundingBackend, ShortRoundingBackend
 from kinetic_core.conformance.runner import run_suite
 from kinetic_core.conformance.suite import Conformance
 from kinetic_core.plugins import Plugin
@@ -55,6 +56,7 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "BACK-24": ("DeniesF32", RECURRENT, "an f32 cache is accepted"),
     "BACK-25": ("TiesGoHigh", "", "ties of equal rows"),
     "BACK-26": ("PassesNaN", "", "a wanted logit that is NaN"),
+    "BACK-27": ("OneScaleOff", "", "a matrix of Q8_0 times integers"),
 }
 DRAFTERS: dict[str, tuple[Any, str]] = {
     "DRAFT-01": (broken.MeddlesWithState, "the answer to a random prompt"),
@@ -106,6 +108,27 @@ def test_a_broken_backend_fails_at_its_clause(clause_id: str) -> None:
     target = broken.BACKENDS.get(name) or getattr(broken, name)
     good, bad = make(BackendConformance, ReferenceBackend), make(BackendConformance, target)
     check(good, bad, clause_id, words, subject)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("AlmostTheWeights", "Q8_0 with an f32 cache: 0 of 12 short prompts are within 0.001"),
+        ("NotTheWeights", "Q8_0 with an f32 cache: the root mean square of the difference from the reference is"),
+    ],
+)
+def test_a_quantized_model_is_held_to_the_reference_closer_than_rounding(name: str, words: str) -> None:
+    suite = make(BackendConformance, broken.BACKENDS[name], formats=("Q8_0",))
+    with pytest.raises(ClauseFailure, match=re.escape(words)):
+        case_of(suite, "BACK-17", "recurrent-Q8_0").run()
+    suite.close()
+
+
+@pytest.mark.parametrize("backend", [RoundingBackend, ShortRoundingBackend])
+def test_rounding_activations_is_no_fault(backend: Any) -> None:
+    suite = make(BackendConformance, backend, formats=("Q4_K",))
+    case_of(suite, "BACK-17", "wide-Q4_K").run()
+    suite.close()
 
 
 @pytest.mark.parametrize("clause_id", DRAFTERS)

@@ -81,6 +81,7 @@ BROKEN: dict[str, tuple[Any, Any, str]] = {
     "ARCH-25": (broken.DeniesWindow, None, "say has_sliding_window=False, the variant 'untied'"),
     "ARCH-26": (broken.ClaimsExperts, None, "say has_experts=True, no variant"),
     "ARCH-27": (broken.TwoOfAName, None, "uses a name twice"),
+    "ARCH-28": (broken.Narrow, None, "can be stored as Q4_K: declare one"),
 }
 
 
@@ -88,15 +89,36 @@ BROKEN: dict[str, tuple[Any, Any, str]] = {
 def test_something_broken_fails_at_its_clause(clause_id: str) -> None:
     target, backend, words = BROKEN[clause_id]
     right = TinyHybrid if backend is None else target
-    good = suite_of(right, ReferenceBackend)
+    formats = FORMATS if clause_id == "ARCH-28" else ("F32",)
+    good = suite_of(right, ReferenceBackend, formats)
     case_of(good, clause_id).run()
     good.close()
-    bad = suite_of(target, broken.BACKENDS[backend] if backend else ReferenceBackend)
+    bad = suite_of(target, broken.BACKENDS[backend] if backend else ReferenceBackend, formats)
     with pytest.raises(ClauseFailure, match=re.escape(words)) as failure:
         case_of(bad, clause_id).run()
     bad.close()
     assert failure.value.clause_id == clause_id
     assert "an error ended the check" not in failure.value.message
+
+
+ALSO_BROKEN: tuple[tuple[str, Any, str, str], ...] = (
+    # clause, architecture, variant, words of the message
+    ("ARCH-22", broken.RouterBiasIsOptional, "sigmoid-experts", "the tensor 'blk.0.exp_probs_b.bias' is accepted"),
+    ("ARCH-22", broken.DeclaresTooMuch, "recurrent", "'blk.0.ssm_norm.weight', which is declared optional, is refused"),
+    ("ARCH-22", broken.NeverWithoutOutput, "untied", "'output.weight' is declared optional and every variant has it"),
+    ("ARCH-24", broken.NamesAnotherKey, "untied", "'tiny-hybrid.rope.freq_base' is refused without naming it"),
+    ("ARCH-24", broken.AnotherDefault, "experts", "'tiny-hybrid.expert_used_count' is not as one with its declared"),
+    ("ARCH-24", broken.ReadsPastTheReads, "untied", "'tiny-hybrid.extra' is read past the metadata's typed reads"),
+)
+
+
+@pytest.mark.parametrize(("clause_id", "target", "variant", "words"), ALSO_BROKEN)
+def test_other_ways_to_be_broken_fail_too(clause_id: str, target: Any, variant: str, words: str) -> None:
+    suite = suite_of(target, ReferenceBackend)
+    case = next(case for case in suite.cases() if (case.clause.id, case.subject) == (clause_id, variant))
+    with pytest.raises(ClauseFailure, match=re.escape(words)):
+        case.run()
+    suite.close()
 
 
 def test_every_clause_has_something_broken() -> None:

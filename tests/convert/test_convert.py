@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import DATA, write_checkpoint, write_safetensors
+from families import checkpoint_of
 
+from kinetic_core.checkpoint import CheckpointConfig
 from kinetic_core.convert import convert
 from kinetic_core.engine.model import load
 from kinetic_core.errors import (
@@ -21,6 +23,7 @@ from kinetic_core.errors import (
     UnsupportedModelError,
 )
 from kinetic_core.gguf import GGMLType, RawTensor, dequantize, open_model_file, read_tensor, write_gguf
+from kinetic_core.plugins import load_registry
 
 FILES = {
     "llama-f32": "f32",
@@ -84,6 +87,29 @@ def with_decays_of(made: Path, golden: Path, path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("file", ONE_PER_FAMILY)
+def test_there_is_a_rule_for_every_tensor_of_the_family(file: str):
+    """Of every variant, biases included. Frequency factors follow from config.json; the dense file has no experts'."""
+    with open_model_file(DATA / f"{file}.gguf") as model:
+        family = load_registry().architecture_for(model.architecture)
+        values, tensors = checkpoint_of(model)
+    assert family.checkpoint is not None
+    config = CheckpointConfig(values, tensors=tensors).flattened("text_config")
+    sources = [rule.source for rule in family.checkpoint.rules(config)]
+    names = {of_any_block(rule.name) for rule in family.checkpoint.rules(config)}
+    experts = any("exps" in name for name in names)
+    assert len(set(sources)) == len(sources) or file.startswith(("granite", "qwen35"))  # rows of several in one
+    for variant in family.tiny():
+        if any("exps" in name for name in variant.tensors) == experts:
+            wanted = {of_any_block(name) for name in variant.tensors}
+            assert wanted - names <= {"rope_freqs.weight", "output_norm.weight", "blk.{layer}.ffn_norm.weight"}
+
+
+def of_any_block(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(["blk", "{layer}", *parts[2:]]) if parts[0] == "blk" else name
+
+
 def logits(path: Path, tokens: list[int]) -> np.ndarray:
     return load(str(path), backend="reference", kv="f32", ctx=64).logits(tokens)
 
@@ -133,14 +159,15 @@ def test_q8_0_is_within_half_a_step(tmp_path: Path):
             assert error.max() > 0
 
 
-def test_rows_of_no_whole_block_become_f16(tmp_path: Path):
-    from kinetic_core.convert.quantize import quantize, stored_type
+def test_numbers_that_no_type_holds():
+    from kinetic_core.convert.quantize import quantize
 
-    assert stored_type("blk.0.ffn_down.weight", (64, 48), GGMLType.Q8_0) == GGMLType.F16
-    assert stored_type("blk.0.ffn_gate_inp.weight", (64, 64), GGMLType.Q8_0) == GGMLType.F32
-    for type_, value in ((GGMLType.F16, 1e6), (GGMLType.F32, np.nan), (GGMLType.Q8_0, np.inf)):
+    values = ((GGMLType.F16, 1e6), (GGMLType.F32, np.nan), (GGMLType.Q8_0, -np.inf), (GGMLType.Q4_K, 7e4))
+    for type_, value in values:
+        x = np.zeros((1, 256), np.float32)
+        x[0, 3] = value
         with pytest.raises(TensorError, match="'odd' cannot be stored"):
-            quantize("odd", np.full((1, 32), value, np.float32), type_)
+            quantize("odd", x, type_)
 
 
 @pytest.mark.parametrize("type_", [GGMLType.F16, GGMLType.BF16])

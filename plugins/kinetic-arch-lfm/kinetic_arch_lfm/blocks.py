@@ -18,6 +18,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from kinetic_core.errors import TensorError, describe
 from kinetic_core.gguf import Metadata
 from kinetic_core.layers import (
     DecoderArchitecture,
@@ -67,7 +68,12 @@ class Lfm(DecoderArchitecture):
         x = self.embed(b)
         for layer in range(self.n_layers):
             x = self.block(b, layers.block(layer), layer, x)
-        return layers.rms_norm("output_norm" if b.has("output_norm.weight") else "token_embd_norm", x)
+        for name in ("token_embd_norm", "output_norm"):
+            if layers.has(f"{name}.weight"):
+                return layers.rms_norm(name, x)
+        raise TensorError(
+            describe("the last norm is missing", expected="'token_embd_norm.weight' or 'output_norm.weight'")
+        )
 
     @abstractmethod
     def block(self, b: ProgramBuilder, block: LayerBuilder, layer: int, x: Value) -> Value:

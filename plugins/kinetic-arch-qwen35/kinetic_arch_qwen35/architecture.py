@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from kinetic_arch_qwen35.checkpoint import DENSE, EXPERTS
 from kinetic_arch_qwen35.tiny import dense_variants, expert_variants
+from kinetic_core.errors import MetadataError, describe
 from kinetic_core.interfaces import ArchitectureCapabilities, TinyVariant
 from kinetic_core.layers import (
     DecoderArchitecture,
@@ -77,6 +78,13 @@ class Qwen35(DecoderArchitecture):
                 key = f"attention.recurrent_layers[{self.n_layers}]"
                 raise self.meta.does_not_fit(key, True, "false: the prediction block is an attention block")
             return
+        if "full_attention_interval" not in self.meta:
+            raise MetadataError(
+                describe(
+                    "the metadata does not say which blocks are delta nets",
+                    expected=f"the key '{self.key}.attention.recurrent_layers' or '{self.key}.full_attention_interval'",
+                )
+            )
         interval = self.meta.get_int("full_attention_interval", minimum=1)
         self.recurrent = tuple(block < self.n_layers and (block + 1) % interval != 0 for block in range(n_blocks))
 

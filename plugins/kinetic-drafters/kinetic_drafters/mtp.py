@@ -32,7 +32,7 @@ F32 = npt.NDArray[np.float32]
 SHARPNESS = 1.6
 """See `estimates`."""
 CONTINUES = 0.75
-"""How often the guess after a right one is right too, before it is worked out: 0.71 to 0.77 for the second and third."""
+"""How often the guess after a right one is right too, before it is worked out: 0.71 to 0.77 at the second and third."""
 
 
 @attrs.frozen(eq=False)
