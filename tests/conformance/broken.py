@@ -348,9 +348,9 @@ class GuessesMissingKeys(TinyHybrid):
 class RouterBiasIsOptional(TinyHybrid):
     """Routes by sigmoid without the bias where the file has none, although its metadata asks for it."""
 
-    def _experts(self, b: Any, prefix: str, x: Any) -> Any:
-        asked, self.sigmoid_routing = self.sigmoid_routing, b.has(prefix + "exp_probs_b.bias")
-        mixed = super()._experts(b, prefix, x)
+    def _experts(self, b: Any, block: Any, y: Any) -> Any:
+        asked, self.sigmoid_routing = self.sigmoid_routing, block.has("exp_probs_b.bias")
+        mixed = super()._experts(b, block, y)
         self.sigmoid_routing = asked
         return mixed
 
