@@ -52,14 +52,14 @@ def slice_hashes(tokens: npt.NDArray[np.uint32], sizes: Sequence[int]) -> list[n
     return results
 
 
-def buckets_of(hashes: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
-    """The upper `bits` of the scattered hashes."""
-    return (hashes * np.uint32(SCATTER)) >> np.uint32(32 - bits)
-
-
 def bucket_of(value: int, bits: int) -> int:
-    """As `buckets_of`, of one hash."""
+    """The upper `bits` of a hash, scattered."""
     return ((value * SCATTER) & MASK) >> (32 - bits)
+
+
+def buckets_of(hashes: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    """As `bucket_of`, of each hash."""
+    return (hashes * np.uint32(SCATTER)) >> np.uint32(32 - bits)
 
 
 def view(tokens: array[int], start: int = 0) -> npt.NDArray[np.uint32]:

@@ -19,6 +19,8 @@ TENANT_BYTES = 64 << 10
 """What a tenant is promised: as many are remembered as the memory has room for this."""
 SLICE = 64
 """Tokens of a running sequence that are learned at a time, and the least that are recognized as known."""
+PLACES = 4
+"""Places that a draft is made of."""
 MOST_AT_ONCE = DOCUMENT
 """Tokens of a prompt that are learned at a time."""
 TRAILING = 32
@@ -120,7 +122,7 @@ class _Sequence:
             length, document, position = found[0]
             if ahead is None or document is not ahead.source or position != ahead.position:
                 self.alignment = Alignment(document, document.tokens, position, length, len(self.tokens))
-        places = [Place(length, d.tokens[index + 1 : index + 1 + max_tokens]) for length, d, index in found]
+        places = [Place(length, d.tokens[index + 1 : index + 1 + max_tokens]) for length, d, index in found[:PLACES]]
         return merged(places, max_tokens)
 
 
@@ -232,4 +234,5 @@ class RequestsDrafter(Drafter):
             "documents": sum(tenant.n_documents for tenant in tenants),
             "evictions": self._evictions + sum(tenant.evictions for tenant in tenants),
             "tenants": len(tenants),
+            "sequences": len(self._sequences),
         }

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from heapq import heappop, heappush
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
-from kinetic_drafters.ngrams import LONGEST, bucket_of, buckets_of, match_length, slice_hashes, tail_hashes, view
+from kinetic_drafters.ngrams import LONGEST, match_length, slice_hashes, tail_hashes, view
+from kinetic_drafters.places import DOCUMENT_BITS, LEAST_BITS, MOST_BITS, PlaceTable
 
-SIZES = (4, 8, 16)
+SIZES = (4, 8)
 """The n-grams that places are looked up by; the first is the least match."""
-WAYS = 4
-"""Places that a bucket holds: the last that fell there."""
-DOCUMENT_BITS = 12
 DOCUMENT = 1 << DOCUMENT_BITS
 """Most tokens of a document; a longer text is cut."""
 ENOUGH = 3
 """Places that make a look at shorter n-grams needless."""
-LEAST_BITS = 8
-MOST_LOAD = 1.25
-"""Indexed tokens per entry of the table beyond which it grows, or, for want of memory, documents leave."""
-LEAST_LOAD = 0.5
+MOST_LOAD = 0.5
+"""Indexed tokens per entry of a table beyond which it grows, or, for want of memory, documents leave."""
+LEAST_LOAD = 0.2
 """The same below which it shrinks."""
 HELPFUL = 32
 """Tokens of later texts that a document must have held, so that it counts as helpful."""
+MOST_SLOTS = 1 << (31 - DOCUMENT_BITS)
+"""As many as addresses have room for."""
+SPARE_SLOTS = 64
+SLOT_BYTES = 10
+"""What a slot holds."""
 DOCUMENT_BYTES = 500
 """What a document holds besides its tokens: objects, and its entry in the order of leaving."""
 INDEX_BYTES = 1000
@@ -70,8 +72,7 @@ class Document:
 class TenantIndex:
     """Finds the places in a tenant's documents that look like the end of a text.
 
-    A table of buckets holds, per size of n-gram, the addresses (slot << DOCUMENT_BITS | index) of tokens where such
-    n-grams end. An entry is only a hint: tokens are compared, so entries of documents that left may stay.
+    Per size of n-gram a table holds the addresses (slot << DOCUMENT_BITS | index) of tokens where such n-grams end.
 
     Who leaves: of the documents that have not helped, while these hold more than half of the tokens, else of those that
     have, the one that was longest of no use. So what is new always has half of the memory to prove itself, and a flood
@@ -91,35 +92,44 @@ class TenantIndex:
         self.n_documents = 0
         self.evictions = 0
         self._documents_bytes = 0
+        self._serial = 0
         self._slots: list[Document | None] = []
-        self._free: list[int] = []
+        self._worth = np.zeros(16, dtype=np.uint8)  # see `Worth`: 1 for a document, 2 for a helpful one
+        self._free: deque[int] = deque()
         # By whether they are helpful: (used, serial, document), as of when it was put there.
         self._leaving: tuple[list[tuple[int, int, Document]], ...] = ([], [])
-        self._to_index: list[Document] = []
-        self._serial = 0
-        self._new_table(LEAST_BITS)
+        self.tables = [PlaceTable() for _ in SIZES]
 
     @property
     def held_bytes(self) -> int:
         """Bytes of memory."""
-        return INDEX_BYTES + self._documents_bytes + self._table_bytes
+        slots = len(self._slots) * SLOT_BYTES
+        return INDEX_BYTES + self._documents_bytes + slots + sum(table.held_bytes for table in self.tables)
 
     # ---- documents
 
     def open(self, lead: array[int], owner: int) -> Document:
         """A new document, with tokens that go before."""
-        if self._free:
-            slot = self._free.pop()
-        else:
-            slot = len(self._slots)
-            self._slots.append(None)
+        slot = self._new_slot()
         self._serial += 1
         document = Document(lead[:], len(lead), owner, self._serial, slot, used=self.clock)
         self._slots[slot] = document
+        self._worth[slot] = 1
         self.n_documents += 1
         self._documents_bytes += document.held_bytes
         heappush(self._leaving[False], (document.used, document.serial, document))
         return document
+
+    def _new_slot(self) -> int:
+        # The longer a slot stays free, the more of the entries that point to it are known to be old and replaced.
+        if len(self._slots) == MOST_SLOTS and not self._free:
+            self.evict()
+        if len(self._free) > self.n_documents + SPARE_SLOTS or len(self._slots) == MOST_SLOTS:
+            return self._free.popleft()
+        self._slots.append(None)
+        if len(self._slots) == len(self._worth):
+            self._worth = np.concatenate((self._worth, np.zeros_like(self._worth)))
+        return len(self._slots) - 1
 
     def extend(self, document: Document, tokens: array[int], limit_bytes: int) -> int:
         """Add tokens that follow the document's; returns how many had room in it.
@@ -135,13 +145,9 @@ class TenantIndex:
         self.clock += len(tokens)
         document.used = self.clock
         self._index(document, start)
-        self._fit_table(limit_bytes)
+        self._fit_tables(limit_bytes)
         while self.held_bytes > limit_bytes and self.evict():
             pass
-        if self._to_index:
-            waiting = self._to_index.pop()
-            if waiting.slot >= 0:
-                self._index(waiting, waiting.lead)
         return len(tokens)
 
     def append(self, document: Document, tokens: array[int]) -> None:
@@ -157,6 +163,7 @@ class TenantIndex:
         document.used = self.clock
         if document.is_helpful and not was_helpful and document.slot >= 0:
             self.n_unproven -= document.n_indexed
+            self._worth[document.slot] = 2
             heappush(self._leaving[True], (document.used, document.serial, document))
 
     def evict(self) -> bool:
@@ -165,20 +172,18 @@ class TenantIndex:
         if document is None:
             return False
         self._slots[document.slot] = None
+        self._worth[document.slot] = 0
         self._free.append(document.slot)
         document.slot = -1
         self.n_documents -= 1
         self.n_indexed -= document.n_indexed
         self.n_unproven -= document.n_indexed * (not document.is_helpful)
         self._documents_bytes -= document.held_bytes
+        document.tokens = array("i")  # somebody may still hold the document
         self.evictions += 1
-        bits = self._bits
-        while bits > LEAST_BITS and self.n_indexed < LEAST_LOAD * (WAYS << bits):
-            bits -= 1
-        if bits < self._bits:
-            # What stays is entered again piece by piece, the last used first: all at once would hold up a step.
-            self._new_table(bits)
-            self._to_index = sorted((d for d in self._slots if d is not None), key=lambda d: (d.used, d.serial))
+        for table in self.tables:
+            while table.bits > LEAST_BITS and self.n_indexed < LEAST_LOAD * table.n_entries:
+                table.halve(self._worth)
         return True
 
     def _least_useful(self) -> Document | None:
@@ -194,97 +199,66 @@ class TenantIndex:
                 heappush(heap, (document.used, document.serial, document))
         return None
 
-    # ---- the table
+    # ---- the tables
 
-    def _new_table(self, bits: int) -> None:
-        self._set_table(
-            np.full((len(SIZES), 1 << bits, WAYS), -1, dtype=np.int32), np.zeros((len(SIZES), 1 << bits), np.uint8)
-        )
-
-    def _set_table(self, table: npt.NDArray[np.int32], turns: npt.NDArray[np.uint8]) -> None:
-        """table: i32[sizes, buckets, WAYS]: addresses, -1 for none. turns: u8[sizes, buckets]: the way to fill next."""
-        self._bits = table.shape[1].bit_length() - 1
-        self._table, self._turns = table.reshape(-1, WAYS), turns.reshape(-1)
-        self._entries = table.shape[1] * WAYS
-        self._table_bytes = table.nbytes + turns.nbytes
-        self._rows = self._table.reshape(-1).data
-
-    def _fit_table(self, limit_bytes: int) -> None:
-        """Double a full table, if it may be, or let documents leave until it is no longer full."""
-        while self.n_indexed > MOST_LOAD * self._entries:
-            if self.held_bytes + self._table_bytes <= limit_bytes:
-                # Buckets are the hashes' upper bits: one becomes two neighbours. Each gets all of its entries; those
-                # that belong to the other one are no worse than those of documents that left.
-                shape = (len(SIZES), 1 << self._bits)
-                table = self._table.reshape(*shape, WAYS).repeat(2, axis=1)
-                self._set_table(table, self._turns.reshape(shape).repeat(2, axis=1))
-            elif not self.evict():
-                break
+    def _fit_tables(self, limit_bytes: int) -> None:
+        """Double a table that is full, if it may be, or let documents leave until it is no longer full."""
+        for table in self.tables:
+            while self.n_indexed > MOST_LOAD * table.n_entries:
+                if table.bits < MOST_BITS and self.held_bytes + table.held_bytes <= limit_bytes:
+                    table.double(self._worth)
+                elif not self.evict():
+                    break
 
     def _index(self, document: Document, start: int) -> None:
-        """Enter the tokens from `start` to the last indexed one."""
+        """Enter the tokens from `start` to the last one."""
         before = max(0, start - SIZES[-1] + 1)
-        end = document.lead + document.n_indexed
-        hashes = slice_hashes(view(document.tokens, before)[: end - before], SIZES)
-        rows, addresses = [], []
-        for k, size in enumerate(SIZES):
+        address = document.slot << DOCUMENT_BITS
+        for table, size, hashes in zip(
+            self.tables, SIZES, slice_hashes(view(document.tokens, before), SIZES), strict=True
+        ):
             first = max(start, size - 1)
-            if first < end:
-                rows.append(buckets_of(hashes[k][first - before :], self._bits).astype(np.int64) + (k << self._bits))
-                addresses.append(np.arange(first, end, dtype=np.int32) + np.int32(document.slot << DOCUMENT_BITS))
-        if not rows:
-            return
-        row, address = np.concatenate(rows), np.concatenate(addresses)
-        order = np.argsort(row, kind="stable")
-        row, address = row[order], address[order]
-        starts = np.flatnonzero(np.concatenate(([True], row[1:] != row[:-1])))
-        counts = np.append(starts[1:], len(row)) - starts
-        # Of more than WAYS that fall in one bucket at once the last ones stay.
-        ways = np.arange(len(row)) - np.repeat(starts, counts) + self._turns[row]
-        self._table[row, ways % WAYS] = address
-        self._turns[row[starts]] = (self._turns[row[starts]] + counts) % WAYS
+            if first < len(document.tokens):
+                addresses = np.arange(address + first, address + len(document.tokens), dtype=np.int32)
+                table.enter(hashes[first - before :], addresses, self._worth)
 
-    def find(
-        self, tail: array[int], but_owner: int | None = None, least: int = SIZES[0]
-    ) -> list[tuple[int, Document, int]]:
+    def find(self, tail: array[int], but_owner: int | None = None) -> list[tuple[int, Document, int]]:
         """[(tokens, document, index)]: places whose last tokens are those that `tail` ends with, the best first.
 
         Best are the most tokens (at most LONGEST are compared), then the latest document, then the latest place.
-        but_owner: a sequence whose documents do not count. least: one of SIZES, the least match.
+        but_owner: a sequence whose documents do not count.
         """
         found: dict[tuple[int, int], tuple[int, Document, int]] = {}
         hashes = tail_hashes(tail, SIZES)
-        last = tail[-1]
-        for k in range(len(hashes) - 1, SIZES.index(least) - 1, -1):
+        for k in range(len(hashes) - 1, -1, -1):
             size = SIZES[k]
-            row = ((k << self._bits) + bucket_of(hashes[k], self._bits)) * WAYS
-            for address in self._rows[row : row + WAYS].tolist():
-                if address < 0:
-                    continue
+            for address in self.tables[k].look_up(hashes[k]):
                 document = self._slots[address >> DOCUMENT_BITS]
                 index = address & (DOCUMENT - 1)
                 if document is None or document.owner == but_owner or not size <= index + 1 <= len(document.tokens):
                     continue
-                tokens = document.tokens
-                if tokens[index] != last or (document.serial, index) in found:
+                if (document.serial, index) in found or document.tokens[index - size + 1 : index + 1] != tail[-size:]:
                     continue
-                if tokens[index - size + 1 : index + 1] == tail[-size:]:
-                    length = match_length(tokens, index, tail, size)
-                    found[document.serial, index] = (length, document, index)
+                length = match_length(document.tokens, index, tail, size)
+                found[document.serial, index] = (length, document, index)
             if len(found) >= ENOUGH:
                 break
         return sorted(found.values(), key=lambda place: (-place[0], -place[1].serial, -place[2]))
 
     def known(self, tokens: array[int]) -> tuple[Document, int] | None:
-        """(document, tokens): one that holds the most of these from the first on, at least LONGEST of them."""
-        if len(tokens) < LONGEST:
-            return None
+        """(document, tokens): one that holds the most of these from the first on.
+
+        It holds at least LONGEST of them, or all; None where none does.
+        """
+        least = min(LONGEST, len(tokens))
         best = None
-        for _, document, index in self.find(tokens[: SIZES[-1]], least=SIZES[-1]):
+        for length, document, index in self.find(tokens[: SIZES[-1]]):
+            if length < SIZES[-1]:
+                break
             following = view(document.tokens, index + 1)
-            wanted = view(tokens, SIZES[-1])[: len(following)]
+            wanted = view(tokens, length)[: len(following)]
             differing = np.flatnonzero(following[: len(wanted)] != wanted)
-            run = SIZES[-1] + (int(differing[0]) if len(differing) else len(wanted))
-            if run >= LONGEST and (best is None or run > best[1]):
+            run = length + (int(differing[0]) if len(differing) else len(wanted))
+            if run >= least and (best is None or run > best[1]):
                 best = (document, run)
         return best
