@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import kinetic_core
@@ -23,6 +24,7 @@ from kinetic_core.bench import (
 )
 from kinetic_core.bench.measure import rows_seconds
 from kinetic_core.bench.peer import Peer, bench_tokens
+from kinetic_core.bench.workloads import WORKLOADS, share_in_loops
 from kinetic_core.engine.model import Model
 from kinetic_core.errors import BackendError
 from kinetic_core.program.record import record_program
@@ -33,6 +35,13 @@ from kinetic_core.reference.tiny_hybrid import TinyHybrid
 DATA = Path(__file__).parent.parent / "data"
 
 
+@pytest.fixture(autouse=True)
+def short_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference takes a letter for a token, and its time with each."""
+    short = [attrs.evolve(workload, instruction="ab ab", answer="ab ab ab ab") for workload in WORKLOADS]
+    monkeypatch.setattr("kinetic_core.bench.drafted.WORKLOADS", short)
+
+
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[Model]:
     with kinetic_core.load("tiny-hybrid", backend="reference") as model:
@@ -40,22 +49,68 @@ def tiny() -> Iterator[Model]:
 
 
 def test_the_json_has_every_key(kinetic: Any) -> None:
-    words = ("--backend", "reference", "--prompt", "8", "--predict", "4", "--runs", "1", "--streams", "2", "--json")
-    result = json.loads(kinetic("bench", "tiny-hybrid", *words).out)
+    words = ("--prompt", "8", "--predict", "4", "--runs", "1", "--answer", "8", "--streams", "2", "--json")
+    result = json.loads(kinetic("bench", "tiny-hybrid", "--backend", "reference", *words).out)
     for key in ("load_s", "prompt_tok_s", "decode_tok_s", "bytes_per_token", "bandwidth_gb_s", "first_token_s"):
         assert result[key] > 0, key
     assert list(result["rows_cost"]) == ["1", "2", "4", "8", "16"] and result["rows_cost"]["1"] == 1.0
     expected = result["decode_tok_s"] * result["bytes_per_token"] / 1e9 / result["bandwidth_gb_s"]
     assert result["bandwidth_share"] == pytest.approx(expected, rel=1e-6)
     assert result["streams"]["streams"] == 2 and "peer" not in result
+    assert result["drafted_identical"] is True
+    assert list(result["workloads"]) == ["rewrite code", "quote passage", "fill JSON"]
+    for cases in result["workloads"].values():
+        assert list(cases) == ["temperature 0", "temperature 0.8", "forced"]
+        for figures in cases.values():
+            assert figures["plain_tok_s"] > 0 and figures["drafted_tok_s"] > 0 and figures["tokens_per_step"] >= 1
     assert result["threads"] == 1 and result["prompt_tokens"] == 8 and result["model"] == "tiny-hybrid"
 
 
 def test_the_table_for_people(kinetic: Any) -> None:
-    ended = kinetic("bench", "tiny-hybrid", "--backend", "reference", "--prompt", "4", "--predict", "2", "--runs", "1")
+    words = ("--backend", "reference", "--prompt", "4", "--predict", "2", "--runs", "1", "--answer", "4")
+    ended = kinetic("bench", "tiny-hybrid", *words)
     assert ended.status == 0
+    assert "drafted output identical to plain decoding: yes\n" in ended.out
+    assert "fill JSON, forced:" in ended.out
+    plain = kinetic("bench", "tiny-hybrid", *words, "--no-draft")
+    assert plain.status == 0 and "drafted" not in plain.out
     for word in ("start to first token:", "prompt of 4:", "decode:", "read bandwidth:", "cost of rows:", "GB/s"):
         assert word in ended.out
+
+
+def test_answers_that_differ_are_a_failure(kinetic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter cannot change an answer, so the answer is changed behind the bench's back."""
+    from kinetic_core.engine.sampler import Sampler
+
+    honest = Sampler.choose
+
+    def lying(self: Sampler, executable: Any, output: int, *others: Any) -> Any:
+        choice = honest(self, executable, output, *others)
+        return attrs.evolve(choice, token_id=65) if output > 0 else choice
+
+    monkeypatch.setattr(Sampler, "choose", lying)
+    monkeypatch.setattr("kinetic_core.engine.drafting.StepCosts.seconds", lambda _self, _n_rows: 1.0)
+    words = ("--backend", "reference", "--prompt", "4", "--predict", "2", "--runs", "1", "--answer", "11")
+    ended = kinetic("bench", "tiny-hybrid", *words)
+    assert ended.status == 1
+    assert "drafted output identical to plain decoding: no\n" in ended.out
+
+
+def test_workloads() -> None:
+    assert [workload.name for workload in WORKLOADS] == ["rewrite code", "quote passage", "fill JSON"]
+    code = WORKLOADS[0]
+    assert "goods" in code.instruction and "goods" not in code.answer and "self.items" in code.answer
+    assert WORKLOADS[1].answer in WORKLOADS[1].instruction
+    records = WORKLOADS[2].answer
+    assert records.count('"name"') == 10 and '"Jan de Vries"' in records
+
+
+def test_loops_are_what_is_said_a_third_time() -> None:
+    assert share_in_loops([]) == share_in_loops([1, 2, 3]) == share_in_loops(range(100)) == 0.0
+    assert share_in_loops([1, 2, 3, 1, 2, 3]) == 0.0  # said twice
+    assert share_in_loops([1, 2, 3] * 3) == pytest.approx(3 / 9)
+    assert share_in_loops([7] * 10) == pytest.approx(8 / 10)
+    assert share_in_loops([*range(80)] * 3) == 0.0  # longer than the longest period
 
 
 def test_the_peer_needs_its_package_and_a_file(kinetic: Any) -> None:

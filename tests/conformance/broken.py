@@ -320,8 +320,8 @@ class IgnoresUnknown(TinyHybrid):
 class ToleratesMissing(TinyHybrid):
     """Without its feed-forward layer a block goes on as it is."""
 
-    def _feed_forward(self, b: Any, prefix: str, x: Any, kind: str = "") -> Any:
-        return super()._feed_forward(b, prefix, x, kind) if b.has(f"{prefix}ffn_up{kind}.weight") else x
+    def _feed_forward(self, block: Any, y: Any, suffix: str = "") -> Any:
+        return super()._feed_forward(block, y, suffix) if block.has(f"ffn_up{suffix}.weight") else y
 
     def ignored_tensors(self) -> Sequence[str]:
         return [f"blk.{n}.ffn_{m}.weight" for n in range(self.n_layers) for m in ("gate", "down")]
@@ -348,9 +348,9 @@ class GuessesMissingKeys(TinyHybrid):
 class RouterBiasIsOptional(TinyHybrid):
     """Routes by sigmoid without the bias where the file has none, although its metadata asks for it."""
 
-    def _experts(self, b: Any, prefix: str, x: Any) -> Any:
-        asked, self.sigmoid_routing = self.sigmoid_routing, b.has(prefix + "exp_probs_b.bias")
-        mixed = super()._experts(b, prefix, x)
+    def _experts(self, b: Any, block: Any, y: Any) -> Any:
+        asked, self.sigmoid_routing = self.sigmoid_routing, block.has("exp_probs_b.bias")
+        mixed = super()._experts(b, block, y)
         self.sigmoid_routing = asked
         return mixed
 

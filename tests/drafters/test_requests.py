@@ -142,7 +142,7 @@ def test_proposals_are_the_same_every_time() -> None:
     def run() -> list[Draft | None]:
         drafter = RequestsDrafter(1 << 18)
         proposals = []
-        for number in range(30):
+        for number in range(12):
             source = random.Random(number)
             tokens = [token for _ in range(20) for token in random_tokens(source.randrange(12), source.randrange(30))]
             drafter.begin(number, tokens[:50])
@@ -153,7 +153,7 @@ def test_proposals_are_the_same_every_time() -> None:
         return proposals
 
     first = run()
-    assert first == run() and sum(draft is not None for draft in first) > 1000
+    assert first == run() and sum(draft is not None for draft in first) > 300
 
 
 def test_tenants_are_apart() -> None:
@@ -161,14 +161,14 @@ def test_tenants_are_apart() -> None:
     mine, fresh = random_tokens(11, 1000), RequestsDrafter(4 * TENANT_BYTES)
     for each in (drafter, fresh):
         learn(each, mine, "me")
-    for number in range(200):  # many times what all may hold together
+    for number in range(60):  # many times what all may hold together
         learn(drafter, [*random_tokens(number, 700), *mine[number : number + 40], 1, 2, 3], "another")
-    assert after(drafter, random_tokens(199, 700)[:50], "me") is None
+    assert after(drafter, random_tokens(59, 700)[:50], "me") is None
     for end in range(20, 950, 31):
         proposed = after(drafter, mine[end - 20 : end], "me")
         assert proposed == after(fresh, mine[end - 20 : end], "me")
         assert tokens_of(proposed) == tuple(mine[end : end + 8])
-    assert tokens_of(after(drafter, mine[180:200], "another"))
+    assert tokens_of(after(drafter, mine[60:80], "another"))
 
 
 def test_who_holds_most_gives_way() -> None:

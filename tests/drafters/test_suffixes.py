@@ -56,7 +56,7 @@ def texts(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     return tokens, cuts, draw(st.lists(token, max_size=10))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(texts())
 @example(([7], [0], []))
 @example(([7] * 30, [0, 1, 2, 29], [7]))

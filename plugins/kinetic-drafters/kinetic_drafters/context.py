@@ -104,12 +104,11 @@ class ContextDrafter(Drafter):
 
     def end(self, sequence_id: int) -> None:
         """Forget the sequence."""
-        self._texts[sequence_id].pending.clear()  # an unknown one is refused here
-        del self._texts[sequence_id]
+        self._texts.take(sequence_id)
 
     def statistics(self) -> dict[str, Any]:
         """Figures of the running sequences."""
-        texts = self._texts.values()
+        texts = list(self._texts.values())  # at once: another thread may ask
         return {
             "memory_bytes": sum(text.held_bytes for text in texts),
             "tokens_indexed": sum(len(text.tokens) for text in texts),

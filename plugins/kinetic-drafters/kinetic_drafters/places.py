@@ -9,9 +9,10 @@ from kinetic_drafters.ngrams import MASK, SCATTER
 
 WAYS = 16
 """Places that a bucket holds."""
-LEAST_BITS = 8
+LEAST_BITS = 6
 """Binary logarithm of the least number of buckets."""
-MOST_BITS = 24
+MOST_BITS = LEAST_BITS + 16
+_TAG_SHIFT = 16 - LEAST_BITS
 DOCUMENT_BITS = 12
 """The lower bits of an address: which token of a document. The upper ones say which document."""
 
@@ -50,7 +51,7 @@ class PlaceTable:
     def look_up(self, value: int) -> list[int]:
         """The addresses entered with the hash `value`, and few others, in no order."""
         scattered = (value * SCATTER) & MASK
-        tag = (scattered >> 8) & 0xFFFF
+        tag = (scattered >> _TAG_SHIFT) & 0xFFFF
         start = (scattered >> (32 - self.bits)) * WAYS
         tags = self._tag_values[start : start + WAYS].tolist()
         if tag not in tags:
@@ -76,7 +77,7 @@ class PlaceTable:
         ways = np.argsort(worths * np.uint8(WAYS) + age, axis=1)
         way = ways[group, rank % WAYS]
         self._entries[buckets, way] = addresses
-        self._tags[buckets, way] = scattered >> np.uint32(8)
+        self._tags[buckets, way] = scattered >> np.uint32(_TAG_SHIFT)
         counts = np.append(starts[1:], len(buckets)) - starts
         n_lost = np.maximum(0, counts - (worths == 0).sum(axis=1))
         self._turns[touched] = (self._turns[touched] + n_lost) % WAYS
@@ -84,7 +85,7 @@ class PlaceTable:
     def double(self, worth: Worth) -> None:
         """Twice as many buckets: each one's entries go to two."""
         entries, tags = self._by_age()
-        upper = (tags >> np.uint16(23 - self.bits)) & np.uint16(1) == 1
+        upper = (tags >> np.uint16(MOST_BITS - 1 - self.bits)) & np.uint16(1) == 1
         kept = worth[entries >> DOCUMENT_BITS] > 0
         halves = np.stack((kept & ~upper, kept & upper), axis=1).reshape(-1, WAYS)
         self._set(*_compacted(entries.repeat(2, axis=0), tags.repeat(2, axis=0), halves))

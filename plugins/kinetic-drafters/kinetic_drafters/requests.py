@@ -148,6 +148,7 @@ class RequestsDrafter(Drafter):
         self._memory_bytes = memory_bytes
         self._sequences: Running[_Sequence | None] = Running("requests")
         self._tenants: dict[str, TenantIndex] = {}  # the one without a request for longest first
+        self._held_bytes = 0
         self._serial = 0
         self._evictions = 0
 
@@ -171,20 +172,21 @@ class RequestsDrafter(Drafter):
                 if idle is None:
                     return None
                 gone = self._tenants.pop(idle)
+                self._held_bytes -= gone.held_bytes
                 self._evictions += gone.evictions + gone.n_documents
             tenant = TenantIndex()
+            self._held_bytes += tenant.held_bytes
         self._tenants[salt] = tenant
         self._make_room()
         return tenant
 
     def _make_room(self) -> None:
         """Let documents of the largest index leave until all fit."""
-        held = sum(tenant.held_bytes for tenant in self._tenants.values())
-        while held > self._memory_bytes:
+        while self._held_bytes > self._memory_bytes:
             largest = max(self._tenants.values(), key=lambda tenant: tenant.held_bytes)
-            held -= largest.held_bytes
+            self._held_bytes -= largest.held_bytes
             largest.evict()
-            held += largest.held_bytes
+            self._held_bytes += largest.held_bytes
 
     def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
         """Keep the tokens; every `SLICE` of them they are learned, so that other requests may profit."""
@@ -199,9 +201,10 @@ class RequestsDrafter(Drafter):
 
     def _learn(self, sequence: _Sequence, end: int) -> None:
         tenant = sequence.tenant
-        others = sum(other.held_bytes for other in self._tenants.values()) - tenant.held_bytes
+        others = self._held_bytes - tenant.held_bytes
         share = self._memory_bytes // len(self._tenants)
         sequence.learn(end, max(share, self._memory_bytes - others))
+        self._held_bytes = others + tenant.held_bytes
         self._make_room()
 
     def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
@@ -216,8 +219,7 @@ class RequestsDrafter(Drafter):
 
     def end(self, sequence_id: int) -> None:
         """Learn what is left of the sequence."""
-        sequence = self._sequences[sequence_id]
-        del self._sequences[sequence_id]
+        sequence = self._sequences.take(sequence_id)
         if sequence is None:
             return
         sequence.pull()
@@ -227,7 +229,7 @@ class RequestsDrafter(Drafter):
 
     def statistics(self) -> dict[str, Any]:
         """Figures of all tenants together."""
-        tenants = self._tenants.values()
+        tenants = list(self._tenants.values())  # at once: another thread may ask
         return {
             "memory_bytes": sum(tenant.held_bytes for tenant in tenants),
             "tokens_indexed": sum(tenant.n_indexed for tenant in tenants),

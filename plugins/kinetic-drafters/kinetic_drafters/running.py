@@ -30,6 +30,12 @@ class Running(dict[int, Entry]):
                 describe("a sequence began twice", where=self._where, got=sequence_id, hint="end the first before")
             )
 
+    def take(self, sequence_id: int) -> Entry:
+        """Remove a sequence and return what was kept of it."""
+        entry = self[sequence_id]
+        del self[sequence_id]
+        return entry
+
     def check_most(self, max_tokens: int) -> None:
         """Raise ValueError if a draft of at most so many tokens cannot be."""
         if max_tokens < 1:

@@ -99,12 +99,12 @@ class TenantIndex:
         # By whether they are helpful: (used, serial, document), as of when it was put there.
         self._leaving: tuple[list[tuple[int, int, Document]], ...] = ([], [])
         self.tables = [PlaceTable() for _ in SIZES]
+        self._tables_bytes = sum(table.held_bytes for table in self.tables)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of memory."""
-        slots = len(self._slots) * SLOT_BYTES
-        return INDEX_BYTES + self._documents_bytes + slots + sum(table.held_bytes for table in self.tables)
+        return INDEX_BYTES + self._documents_bytes + len(self._slots) * SLOT_BYTES + self._tables_bytes
 
     # ---- documents
 
@@ -144,8 +144,9 @@ class TenantIndex:
         self.n_unproven += len(tokens) * (not document.is_helpful)
         self.clock += len(tokens)
         document.used = self.clock
-        self._index(document, start)
         self._fit_tables(limit_bytes)
+        if document.slot >= 0:
+            self._index(document, start)
         while self.held_bytes > limit_bytes and self.evict():
             pass
         return len(tokens)
@@ -184,6 +185,7 @@ class TenantIndex:
         for table in self.tables:
             while table.bits > LEAST_BITS and self.n_indexed < LEAST_LOAD * table.n_entries:
                 table.halve(self._worth)
+        self._tables_bytes = sum(table.held_bytes for table in self.tables)
         return True
 
     def _least_useful(self) -> Document | None:
@@ -207,6 +209,7 @@ class TenantIndex:
             while self.n_indexed > MOST_LOAD * table.n_entries:
                 if table.bits < MOST_BITS and self.held_bytes + table.held_bytes <= limit_bytes:
                     table.double(self._worth)
+                    self._tables_bytes += table.held_bytes // 2
                 elif not self.evict():
                     break
 
