@@ -88,12 +88,8 @@ def _print(report: SuiteReport) -> None:
     for clause_id, (statement, counts) in sorted(clauses.items()):
         table.add_row(clause_id, statement, *(str(counts[column] or "") for column in columns))
     Console(file=sys.stdout).print(table)
-    failures: dict[str, list[str]] = {}
-    for result in report.results:
-        if result.outcome == "failed":
-            failures.setdefault(one_line(result.message), []).append(result.case.id)
-    for message, (first, *others) in failures.items():
-        print(f"FAILED {first}{f' and {len(others)} more' if others else ''}: {message}")
+    for line in report.findings():
+        print(one_line(f"FAILED {line}"))
     counted = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in columns)  # type: ignore[arg-type]
     seconds = sum(result.seconds for result in report.results)
     print(f"{'conforms' if report.conforms else 'does not conform'}: {counted}, in {seconds:.1f} s")

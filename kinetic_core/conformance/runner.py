@@ -59,6 +59,17 @@ class SuiteReport:
         """Cases that ended so."""
         return sum(result.outcome == outcome for result in self.results)
 
+    def findings(self) -> list[str]:
+        """One line per message of failed cases, with the first case and how many more ended with the same message."""
+        cases: dict[str, list[str]] = {}
+        for result in self.results:
+            if result.outcome == "failed":
+                cases.setdefault(result.message, []).append(result.case.id)
+        return [
+            f"{first}{f' and {len(others)} more' if others else ''}: {message}"
+            for message, (first, *others) in cases.items()
+        ]
+
     @property
     def conforms(self) -> bool:
         """No case failed, and some case was checked."""
