@@ -94,7 +94,13 @@ OWN: list[tuple[str, str | None, type[Exception], str, dict[str, Any]]] = [
     ("qwen35moe", None, MetadataError, "shared.*missing", {"expert_shared_feed_forward_length": None}),
     ("qwen35", None, MetadataError, "feed_forward_length.*missing", {"feed_forward_length": None}),
     ("qwen35", None, MetadataError, "recurrent_layers.*2", {"attention.recurrent_layers": [True]}),
-    ("qwen35", "interval", MetadataError, "full_attention_interval.*missing", {"full_attention_interval": None}),
+    (
+        "qwen35",
+        "interval",
+        MetadataError,
+        "recurrent_layers. or .*full_attention_interval",
+        {"full_attention_interval": None},
+    ),
     (
         "qwen35",
         "prediction",
