@@ -160,6 +160,15 @@ def test_q8_0_is_within_half_a_step(tmp_path: Path):
             assert error.max() > 0
 
 
+def test_progress_is_told_and_ends(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "checkpoint", "llama3rope-f32.gguf")
+    said: list[tuple[str, float]] = []
+    convert(folder, tmp_path / "out.gguf", "q4_k_m", progress=lambda what, share: said.append((what, share)))
+    shares = [share for what, share in said if what == "converting"]
+    assert shares == sorted(shares)
+    assert said[-1] == ("converting", 1.0)
+
+
 def test_numbers_that_no_type_holds():
     from kinetic_core.convert.quantize import quantize
 

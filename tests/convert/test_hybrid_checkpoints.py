@@ -131,6 +131,17 @@ def test_falcon_h1_biases_are_scaled_by_what_is_behind_them(tmp_path: Path):
     assert np.array_equal(found["ssm_in"], np.repeat(m["ssm_multipliers"], [96, 96, 16, 16, 6]))
 
 
+def test_what_follows_from_the_rest_is_left_out(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "checkpoint", "falconh1nonorm-f32.gguf")
+    derived = np.ones((1, 1, 230), np.float32), "F32"
+    edit_tensors(folder, lambda table: table.update({"model.layers.0.mamba.mup_vector": derived}))
+    edit_config(folder, tie_word_embeddings=True, embedding_multiplier=2.0, lm_head_multiplier=2.0)
+    done = convert(folder, tmp_path / "out.gguf", "f32")
+    with open_model_file(tmp_path / "out.gguf") as made:
+        assert "output.weight" not in made.tensors  # the folder's lm_head.weight is a copy of the embeddings
+    assert done.notices == ()
+
+
 @pytest.mark.parametrize("spelling", [[0.0, {"__float__": "Infinity"}], None])
 def test_spellings_of_no_limit(tmp_path: Path, spelling: Any):
     folder = write_checkpoint(tmp_path / "checkpoint", "falconh1nonorm-f32.gguf")
