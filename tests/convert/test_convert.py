@@ -261,6 +261,7 @@ def test_another_spelling_of_the_same_split_is_recognised(tmp_path: Path, number
         ),
         (r"'(?:[sdmt]|ll|ve|re)|" + LETTERS + r"\p{N}{1,3}|" + REST, r"\\?'S"),
         (CONTRACTIONS + LETTERS + r"\p{N}{1,3}|" + REST.replace(r"[\r\n]*", ""), r"\.\\n"),
+        (r"'(?i:[sdmt]|ve|re)|" + LETTERS + r"\p{N}{1,3}|" + REST, "'ll"),
         (r"\p{L}+", "it cuts"),
     ],
 )
@@ -274,6 +275,14 @@ def test_a_pattern_that_no_known_tokenizer_has_is_refused(tmp_path: Path, patter
     convert(folder, tmp_path / "out.gguf", "f32", pre_tokenizer="llama-bpe")
     with open_model_file(tmp_path / "out.gguf") as made:
         assert made.metadata.get_str("tokenizer.ggml.pre") == "llama-bpe"
+
+
+def test_pieces_that_are_not_in_the_byte_alphabet_are_refused(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "checkpoint", "lfm3deep-f32.gguf")
+    stages = json.loads((folder / "tokenizer.json").read_text("utf-8"))["pre_tokenizer"]["pretokenizers"]
+    edit(folder / "tokenizer.json", pre_tokenizer=stages[0])
+    with pytest.raises(TokenizerError, match="no known pre-tokenizer"):
+        convert(folder, tmp_path / "out.gguf", "f32")
 
 
 def test_known_pre_tokenizers_are_told_apart():
