@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 from kinetic_arch_llama.architecture import Llama
 
+from kinetic_core.conformance import recorded
+from kinetic_core.conformance.formats import FORMATS
+from kinetic_core.conformance.models import ModelFamily
 from kinetic_core.gguf import read_tensor
 from kinetic_core.interfaces import HeadRequest, LoadOptions, RowBatch, SequenceRows
 from kinetic_core.plugins import load_registry
@@ -105,14 +108,31 @@ def test_its_prediction_block_runs() -> None:
     np.testing.assert_allclose(executable.logits(0), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_decoder_of_shared_parts_is_llama_without_its_options() -> None:
+@pytest.fixture
+def plain() -> Any:
     names: dict[str, Any] = {"__name__": "documented"}
     exec(block("python", "class Plain"), names)
-    tied, untied = names["Plain"].tiny()
-    source, llama = random_model("plain", tied), random_model("llama", tied)
-    assert record_program(names["Plain"](source), FullHead(), source) == record_program(Llama(llama), FullHead(), llama)
-    source = random_model("plain", untied)
-    assert record_program(names["Plain"](source), FullHead(), source).weights[-1].name == "output.weight"
+    return names["Plain"]
+
+
+def test_the_decoder_of_shared_parts_is_llama_without_its_options(plain: Any) -> None:
+    for variant in plain.tiny():
+        source, llama = random_model("plain", variant), random_model("llama", variant)
+        expected = record_program(Llama(llama), FullHead(), llama)
+        assert record_program(plain(source), FullHead(), source) == expected
+
+
+def test_the_decoder_of_shared_parts_refuses_and_declares_as_it_should(plain: Any) -> None:
+    family = ModelFamily(plain, "plain", ReferenceBackend, FORMATS)
+    recorded.variants_are_usable(family)
+    recorded.declared_no_is_no(family)
+    recorded.every_format_is_stored(family)
+    for label in family.labels():
+        if label.endswith("-F32"):
+            recorded.unknown_tensor_refused(family.model(label))
+            recorded.missing_tensor_refused(family.model(label), family)
+            recorded.wrong_shape_refused(family.model(label))
+            recorded.missing_key_refused(family.model(label))
 
 
 def test_the_entry_point_group_is_the_contract(installed: Distribution) -> None:
