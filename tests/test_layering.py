@@ -97,7 +97,7 @@ def modules(folder: Path) -> list[tuple[Path, str]]:
 CORE = modules(ROOT / "kinetic_core")
 PLUGINS = [
     found
-    for package in sorted((ROOT / "plugins").glob("*/kinetic_*"))
+    for package in sorted([*(ROOT / "plugins").glob("*/kinetic_*"), *(ROOT / "docs" / "examples").glob("*/kinetic_*")])
     if (package / "__init__.py").exists()
     for found in modules(package)
 ]
@@ -118,7 +118,7 @@ def test_plugins(path: Path, module: str):
 
 def test_there_is_something_to_look_at():
     assert {"kinetic_core.errors", "kinetic_core.reference.backend"} <= {module for _, module in CORE}
-    assert "kinetic_arch_llama.architecture" in {module for _, module in PLUGINS}
+    assert {"kinetic_arch_llama.architecture", "kinetic_arch_toy.architecture"} <= {module for _, module in PLUGINS}
 
 
 @pytest.mark.parametrize(

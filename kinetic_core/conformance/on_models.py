@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from kinetic_core.conformance.models import ModelFamily, TinyModel
-from kinetic_core.conformance.suite import Case, Fault, Scope
+from kinetic_core.conformance.suite import Case, Fault, Scope, told
 from kinetic_core.interfaces import KernelBackend
 
 _FAMILIES: dict[type, ModelFamily] = {}
@@ -26,7 +26,7 @@ def _require_program(model: TinyModel) -> None:
     try:
         _ = model.program
     except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = told(error, model.architecture_class)
         raise Fault(f"the variant {model.variant.name!r} of tiny() cannot be recorded: {text}") from error
 
 

@@ -18,7 +18,7 @@ from kinetic_core.conformance.cache import CacheConformance
 from kinetic_core.conformance.drafter import DrafterConformance
 from kinetic_core.conformance.head import HeadConformance
 from kinetic_core.conformance.on_models import registered_backend
-from kinetic_core.conformance.suite import Case, ClauseFailure, Conformance, NotApplicable
+from kinetic_core.conformance.suite import Case, ClauseFailure, Conformance, NotApplicable, told
 from kinetic_core.errors import PluginError, describe
 from kinetic_core.plugins import Plugin, Registered, Registry
 
@@ -58,6 +58,17 @@ class SuiteReport:
     def count(self, outcome: Outcome) -> int:
         """Cases that ended so."""
         return sum(result.outcome == outcome for result in self.results)
+
+    def findings(self) -> list[str]:
+        """One line per message of failed cases, with the first case and how many more ended with the same message."""
+        cases: dict[str, list[str]] = {}
+        for result in self.results:
+            if result.outcome == "failed":
+                cases.setdefault(result.message, []).append(result.case.id)
+        return [
+            f"{first}{f' and {len(others)} more' if others else ''}: {message}"
+            for message, (first, *others) in cases.items()
+        ]
 
     @property
     def conforms(self) -> bool:
@@ -123,7 +134,7 @@ def run_suite(
             cases = suite.cases()
         except Exception as error:
             case = Case(suite, suite.clauses()[0], "")
-            message = f"the models cannot be made: {' '.join(f'{type(error).__name__}: {error}'.split())}"
+            message = f"the models cannot be made: {told(error, suite.target)}"
             results.append(Result(case, "failed", message, 0.0))
             cases = []
         for number, case in enumerate(cases):

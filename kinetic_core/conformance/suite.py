@@ -8,7 +8,9 @@ is one clause on one subject. pytest runs a case as a test, `kinetic conform` ru
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import attrs
@@ -87,8 +89,20 @@ class Case:
         except Fault as fault:
             raise ClauseFailure(self.clause.id, str(fault)) from None
         except Exception as error:  # a plugin may raise anything; that is a failure of the clause, not of the suite
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ClauseFailure(self.clause.id, f"an error ended the check: {text}") from error
+            raise ClauseFailure(
+                self.clause.id, f"an error ended the check: {told(error, self.suite.target)}"
+            ) from error
+
+
+def told(error: Exception, target: Any) -> str:
+    """An error in one line, and where in the package of `target` it came about, if it did there."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    package = getattr(target, "__module__", "").partition(".")[0]
+    if package != __name__.partition(".")[0]:
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            if frame.f_globals.get("__name__", "").partition(".")[0] == package:
+                return f"{text} ({Path(frame.f_code.co_filename).name}:{line}, in {frame.f_code.co_name})"
+    return text
 
 
 class Conformance:

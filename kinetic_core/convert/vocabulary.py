@@ -1,8 +1,4 @@
-"""From tokenizer.json and its companions to the ``tokenizer.*`` keys of a GGUF file: byte-level BPE only.
-
-The pre-tokenizer is recognised by what it does, never guessed: its pattern, whether text is normalised first, and
-whether whole pieces are looked up before merging must together be those of a known `tokenizer.ggml.pre`.
-"""
+"""From tokenizer.json and its companions to the ``tokenizer.*`` keys of a GGUF file: byte-level BPE only."""
 
 from __future__ import annotations
 
@@ -11,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from kinetic_core.checkpoint import CheckpointConfig
+from kinetic_core.convert.pretokenizer import recognised
 from kinetic_core.errors import TokenizerError, describe, shown
-from kinetic_core.text.pretokenizers import PRE_TOKENIZERS
 from kinetic_core.text.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED
 
 MAX_JSON_BYTES = 200_000_000
-_DEFAULT_NAMES = ("llama-bpe", "dbrx", "qwen2", "qwen35", "smollm", "gpt-2")
-"""The name to write where the family has none of its own."""
-_NAME_IT = "where you know the one that the model is used with, name it: --pre-tokenizer"
 
 
 def vocabulary_metadata(
@@ -47,7 +40,7 @@ def vocabulary_metadata(
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre_tokenizer
-        or _pre_tokenizer(path, tokenizer, family, bool(model.get("ignore_merges"))),
+        or recognised(path, tokenizer, family, whole_tokens=bool(model.get("ignore_merges"))),
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": _int32(types),
         "tokenizer.ggml.merges": _merges(path, model.get("merges")),
@@ -120,61 +113,6 @@ def _merges(path: Path, merges: Any) -> list[str]:
     raise _refused("the merges cannot be read", path, shown(merges), "pairs of texts without spaces")
 
 
-def _pre_tokenizer(path: Path, tokenizer: dict[str, Any], family: str, whole_tokens: bool) -> str:
-    """The `tokenizer.ggml.pre` that does the same; TokenizerError shows what was found where none does."""
-    pre, normalizer = _section(path, tokenizer, "pre_tokenizer"), _section(path, tokenizer, "normalizer")
-    stages = pre.get("pretokenizers") if pre.get("type") == "Sequence" else [pre] if pre else []
-    pattern, digits_alone, bytes_seen = None, False, False
-    if not isinstance(stages, list):
-        raise _unsupported(path, pre, "a list of stages")
-    for stage in stages:
-        kind = stage.get("type") if isinstance(stage, dict) else None
-        if bytes_seen:
-            kind = "a stage after ByteLevel"
-        if kind == "Digits" and stage.get("individual_digits") and pattern is None:
-            digits_alone = True
-        elif kind == "Split" and pattern is None and stage.get("behavior") == "Isolated" and not stage.get("invert"):
-            given = stage.get("pattern")
-            pattern = given.get("Regex") if isinstance(given, dict) else None
-            if pattern is None:
-                raise _unsupported(path, stage, "a Split by a Regex")
-        elif kind == "ByteLevel" and not stage.get("add_prefix_space"):
-            if stage.get("use_regex", True) != (pattern is None):
-                raise _unsupported(path, stage, "one split")
-            bytes_seen = True
-        else:
-            raise _unsupported(path, stage, "a known one")
-    if not bytes_seen:
-        raise _unsupported(path, pre, "ByteLevel as the last stage")
-    nfc = normalizer.get("type") == "NFC"
-    if normalizer and not nfc:
-        raise _refused("the normalizer is not supported", path, shown(normalizer, 300), "none or NFC")
-    wanted = (pattern, digits_alone, nfc, whole_tokens)
-    equal = [
-        name
-        for name, spec in PRE_TOKENIZERS.items()
-        if (spec.pattern, spec.digits_alone, spec.nfc, spec.whole_tokens) == wanted
-    ]
-    own = [name for name in equal if name == family or (name == "lfm2" and family.startswith("lfm"))]
-    for name in (*own, *_DEFAULT_NAMES):
-        if name in equal:
-            return name
-    got = f"pattern {shown(pattern, 300)}, digits alone {digits_alone}, NFC {nfc}, whole tokens first {whole_tokens}"
-    expected = f"that of one of {', '.join(PRE_TOKENIZERS)}"
-    raise _refused("no known pre-tokenizer does the same", path, got, expected, _NAME_IT)
-
-
-def _unsupported(path: Path, found: object, expected: str) -> TokenizerError:
-    return _refused("the pre-tokenizer is not supported", path, shown(found, 300), expected, _NAME_IT)
-
-
-def _section(path: Path, tokenizer: dict[str, Any], key: str) -> dict[str, Any]:
-    value = tokenizer.get(key) or {}
-    if not isinstance(value, dict):
-        raise _refused(f"{key!r} cannot be read", path, shown(value), "an object or null")
-    return value
-
-
 def _role(settings: CheckpointConfig, config: CheckpointConfig, role: str, ids: dict[str, int]) -> int | None:
     """The number of the bos, eos or pad token: tokenizer_config.json's text, else config.json's number."""
     key = f"{role}_token"
@@ -230,5 +168,5 @@ def _chat_template(folder: Path, settings: CheckpointConfig) -> str | None:
     return value
 
 
-def _refused(what: str, where: Path, got: object, expected: str, hint: str | None = None) -> TokenizerError:
-    return TokenizerError(describe(what, where=str(where), got=got, expected=expected, hint=hint))
+def _refused(what: str, where: Path, got: object, expected: str) -> TokenizerError:
+    return TokenizerError(describe(what, where=str(where), got=got, expected=expected))

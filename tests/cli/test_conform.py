@@ -15,6 +15,8 @@ from kinetic_core.hookspecs import Registration
 from kinetic_core.plugins import Plugin, Registered, Registry, load_registry
 
 MODULE = """
+import dataclasses
+
 from kinetic_core.interfaces import ArchitectureCapabilities
 from kinetic_core.reference.tiny_hybrid import TinyHybrid
 
@@ -26,7 +28,8 @@ class Right(TinyHybrid):
 
     @classmethod
     def tiny(cls):
-        return [variant for variant in TinyHybrid.tiny() if variant.name == "recurrent"]
+        (variant,) = (variant for variant in TinyHybrid.tiny() if variant.name == "recurrent")
+        return [dataclasses.replace(variant, optional=())]
 
 class Wrong(Right):
     capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_sliding_window=True)
@@ -89,8 +92,13 @@ def test_a_variant_that_cannot_be_recorded_is_one_line(kinetic: Command, plugins
     of_plugin, of_variant = (line for line in ended.out.splitlines() if line.startswith("FAILED"))
     assert of_plugin.startswith(f"FAILED ARCH-25 and 2 more: an error ended the check: {missing}")
     assert f" more: the variant 'recurrent' of tiny() cannot be recorded: {missing}" in of_variant
+    line = 1 + MODULE.splitlines().index(
+        '        return b.weight("outputs.weight", (self.vocab_size, self.d_model)), self.logit_scale'
+    )
+    assert all(finding.endswith(f" (toy_for_conform.py:{line}, in output)") for finding in (of_plugin, of_variant))
     (suite,) = json.loads(path.read_text(encoding="utf-8"))["suites"]
-    assert {result["outcome"] for result in suite["results"]} == {"failed"}
+    of_variants = [result["outcome"] for result in suite["results"] if "recurrent" in result["case"]]
+    assert of_variants and set(of_variants) == {"failed"}
 
 
 def test_nothing_to_check_is_a_failure(kinetic: Command, plugins: Any) -> None:

@@ -46,7 +46,9 @@ def tokenizer(model: GGUFFile) -> tuple[dict[str, Any], dict[str, Any]]:
     if spec.pattern:
         split = {"type": "Split", "pattern": {"Regex": spec.pattern}, "behavior": "Isolated", "invert": False}
         stages.append(split)
-    stages.append({"type": "ByteLevel", "add_prefix_space": False, "use_regex": spec.pattern is None})
+    stages.append(
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": spec.pattern is None}
+    )
     added = [{"id": i, "content": tokens[i], "special": t == 3} for i, t in enumerate(types) if t in (3, 4)]
     settings: dict[str, Any] = {
         f"{theirs}_token": tokens[meta.get_int(f"tokenizer.ggml.{ours}_token_id")]

@@ -24,6 +24,7 @@ from kinetic_core.errors import (
 )
 from kinetic_core.gguf import GGMLType, RawTensor, dequantize, open_model_file, read_tensor, write_gguf
 from kinetic_core.plugins import load_registry
+from kinetic_core.text.pretokenizers import PRE_TOKENIZERS, PreTokenizerSpec
 
 FILES = {
     "llama-f32": "f32",
@@ -202,8 +203,8 @@ REFUSED: list[tuple[str, dict[str, Any], type[KineticError], str]] = [
     ("config.json", {"num_hidden_layers": 1}, TensorError, r"does not know.*model\.layers\.1"),
     ("config.json", {"num_hidden_layers": 3}, MetadataError, "block_count"),
     ("config.json", {"intermediate_size": 256}, TensorError, "ffn"),
-    ("tokenizer.json", {"pre_tokenizer": {"type": "Metaspace"}}, TokenizerError, "Metaspace"),
-    ("tokenizer.json", {"pre_tokenizer": None}, TokenizerError, "ByteLevel"),
+    ("tokenizer.json", {"pre_tokenizer": {"type": "Metaspace"}}, TokenizerError, "cannot be read.*Metaspace"),
+    ("tokenizer.json", {"pre_tokenizer": None}, TokenizerError, "no pre-tokenizer.*ByteLevel"),
     ("tokenizer.json", {"pre_tokenizer": [1]}, TokenizerError, "pre_tokenizer"),
     ("tokenizer.json", {"normalizer": {"type": "NFKC"}}, TokenizerError, "NFKC"),
     ("tokenizer.json", {"model": {"type": "Unigram"}}, TokenizerError, "Unigram"),
@@ -222,18 +223,60 @@ def test_refused_by_name(tmp_path: Path, file: str, changes: dict[str, Any], err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
 
 
-def test_a_pattern_that_no_known_tokenizer_has_is_refused(tmp_path: Path):
+CONTRACTIONS = r"'(?i:[sdmt]|ll|ve|re)|"
+LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def edit_pattern(folder: Path, pattern: str) -> None:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    edit(folder / "tokenizer.json", pre_tokenizer={"type": "Sequence", "pretokenizers": [split, byte_level]})
+
+
+@pytest.mark.parametrize("numbers", [r"\p{N}{1,3}|", r"(?:\p{N}\p{N}\p{N}|\p{N}\p{N}|\p{N})|"])
+def test_another_spelling_of_the_same_split_is_recognised(tmp_path: Path, numbers: str):
     folder = write_checkpoint(tmp_path / "checkpoint", "lfm3deep-f32.gguf")
-    split = {"type": "Split", "pattern": {"Regex": r"\p{L}+"}, "behavior": "Isolated"}
-    stages = [split, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]
-    edit(folder / "tokenizer.json", pre_tokenizer={"type": "Sequence", "pretokenizers": stages})
-    with pytest.raises(TokenizerError, match=r"no known pre-tokenizer.*L.*--pre-tokenizer"):
+    edit_pattern(folder, CONTRACTIONS + LETTERS + numbers + REST)
+    convert(folder, tmp_path / "out.gguf", "f32")
+    with open_model_file(tmp_path / "out.gguf") as made:
+        assert made.metadata.get_str("tokenizer.ggml.pre") == "lfm2"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shown"),
+    [
+        (
+            CONTRACTIONS + LETTERS + r"\p{N}{1,4}|" + REST,
+            r"'1111' into \['1111'\], not \['111', '1'\] as by lfm2",
+        ),
+        (r"'(?:[sdmt]|ll|ve|re)|" + LETTERS + r"\p{N}{1,3}|" + REST, r"\\?'S"),
+        (CONTRACTIONS + LETTERS + r"\p{N}{1,3}|" + REST.replace(r"[\r\n]*", ""), r"\.\\n"),
+        (r"\p{L}+", "it cuts"),
+    ],
+)
+def test_a_pattern_that_no_known_tokenizer_has_is_refused(tmp_path: Path, pattern: str, shown: str):
+    folder = write_checkpoint(tmp_path / "checkpoint", "lfm3deep-f32.gguf")
+    edit_pattern(folder, pattern)
+    with pytest.raises(TokenizerError, match=rf"no known pre-tokenizer.*{shown}.*--pre-tokenizer"):
         convert(folder, tmp_path / "out.gguf", "f32")
     with pytest.raises(TokenizerError, match=r"llama-bpf.*llama-bpe"):
         convert(folder, tmp_path / "out.gguf", "f32", pre_tokenizer="llama-bpf")
     convert(folder, tmp_path / "out.gguf", "f32", pre_tokenizer="llama-bpe")
     with open_model_file(tmp_path / "out.gguf") as made:
         assert made.metadata.get_str("tokenizer.ggml.pre") == "llama-bpe"
+
+
+def test_known_pre_tokenizers_are_told_apart():
+    from kinetic_core.convert.pretokenizer import recognised
+
+    for name, spec in PRE_TOKENIZERS.items():
+        given = {
+            "pre_tokenizer": json.loads(spec.build().__getstate__()),
+            "normalizer": {"type": "NFC"} if spec.nfc else None,
+        }
+        found = recognised(Path("tokenizer.json"), given, "none", whole_tokens=spec.whole_tokens)
+        assert PRE_TOKENIZERS[found] in (spec, PreTokenizerSpec(**{**vars(spec), "add_bos": not spec.add_bos})), name
 
 
 def test_the_whole_token_rule_chooses_the_name(tmp_path: Path):

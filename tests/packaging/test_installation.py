@@ -5,37 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
 import pytest
+from wheels import ROOT, build_wheel, core_wheel, run
 
 from kinetic_core.plugins import FAMILY_PACKAGES
 
-ROOT = Path(__file__).parent.parent.parent
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-
-
-def run(*command: str, cwd: Path, status: int = 0, **variables: str) -> str:
-    """Run without standard input and without this environment's Python.
-
-    Returns what was printed on standard output, or on standard error where another `status` than 0 is expected.
-    """
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")}
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**kept, **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1400,
-        check=False,
-    )
-    assert done.returncode == status, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stderr if status else done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +27,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheels(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Distribution -> its wheel, of the core and of every plugin."""
     directory = tmp_path_factory.mktemp("wheels")
-    for project in (clone, *sorted((clone / "plugins").iterdir())):
-        run(sys.executable, "-m", "build", "--wheel", "--outdir", str(directory), str(project), cwd=directory)
-    return {path.name.partition("-")[0].replace("_", "-"): path for path in directory.iterdir()}
+    plugins = [build_wheel(project, directory) for project in sorted((clone / "plugins").iterdir())]
+    return {path.name.partition("-")[0].replace("_", "-"): path for path in (core_wheel(), *plugins)}
 
 
 def install(directory: Path, *wheels: Path) -> str:
@@ -64,7 +41,7 @@ def install(directory: Path, *wheels: Path) -> str:
 
 def test_every_project_builds_a_wheel(clone: Path, wheels: dict[str, Path]) -> None:
     projects = [path.name for path in (clone / "plugins").iterdir()]
-    assert "kinetic-arch-llama" in projects and set(FAMILY_PACKAGES.values()) == set(projects)
+    assert "kinetic-arch-llama" in projects and {*FAMILY_PACKAGES.values(), "kinetic-drafters"} == set(projects)
     assert sorted(wheels) == sorted(["kinetic-core", *projects])
     for name, path in wheels.items():
         assert path.name == f"{name.replace('-', '_')}-0.1.0-py3-none-any.whl"

@@ -8,8 +8,9 @@ import attrs
 import numpy as np
 import pytest
 from kinetic_arch_llama.architecture import Llama
-from stepping import Part, load, make_batch, step
+from stepping import load
 
+from kinetic_core.conformance.steps import Part, make_batch, step
 from kinetic_core.errors import BackendError
 from kinetic_core.plugins import load_registry
 from kinetic_core.reference.backend import ReferenceExecutable
@@ -129,7 +130,7 @@ def test_a_draft_sees_exactly_its_path(make):
     prompt, committed = tokens(4, 28), tokens(5, 3)
     executable = make()
     step(executable, Part(prompt))
-    logits = step(executable, Part(committed, 28, drafts=TREE), Part(tokens(6, 5), 0, (1,), 1))[0]
+    logits = step(executable, Part(committed, 28, drafts=TREE), Part(tokens(6, 5), 0, (2,), 1))[0]
     paths = {3: [11], 4: [11, 12], 5: [13], 6: [11, 12, 14], 7: [13, 15], 8: [13, 15, 16]}
     for offset, path in paths.items():
         expected, _ = plain(make, (*prompt, *committed, *path))
@@ -167,7 +168,7 @@ def test_commit_into_a_block_that_the_step_did_not_have(make):
     prompt = tokens(4, 255)
     executable, other = make(), make()
     step(executable, Part(prompt))
-    batch = make_batch(Part((1,), 255, drafts=((2, 0), (3, 1))))
+    batch = make_batch(Part((1,), 255, (0,), drafts=((2, 0), (3, 1))))
     executable.run(batch)
     if make.has_kv:
         with pytest.raises(BackendError, match="block table"):

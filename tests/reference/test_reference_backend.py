@@ -5,8 +5,9 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from stepping import OPTIONS, Part, load, load_program, make_batch, step
+from stepping import OPTIONS, load, load_program
 
+from kinetic_core.conformance.steps import Part, make_batch, step
 from kinetic_core.errors import BackendError, NumericalError, TensorError
 from kinetic_core.gguf import MemoryTensors, read_tensor
 from kinetic_core.interfaces import HeadRequest

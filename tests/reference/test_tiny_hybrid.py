@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stepping import Part, load, step
+from stepping import load
 
+from kinetic_core.conformance.steps import Part, step
 from kinetic_core.errors import MetadataError, UnsupportedModelError
 from kinetic_core.gguf import GGMLType, MemoryTensors, gguf_bytes, read_tensor
 from kinetic_core.reference.random_model import random_model, with_tensor_type

@@ -1,4 +1,4 @@
-"""Steps in a few words: parts of sequences in, logits of all rows out."""
+"""Programs and executables, for the steps of `kinetic_core.conformance.steps`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import attrs
 import numpy as np
 
 from kinetic_core.backends.cpu.backend import CpuBackend, CpuExecutable
+from kinetic_core.conformance.steps import Part, make_batch
 from kinetic_core.gguf import MemoryTensors
-from kinetic_core.interfaces import HeadRequest, LoadOptions, RowBatch, SequenceRows
+from kinetic_core.interfaces import LoadOptions
 from kinetic_core.program import Program, ProgramBuilder
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.backend import ReferenceBackend
@@ -20,61 +21,11 @@ from kinetic_core.reference.tiny_hybrid import KEY, TinyHybrid
 OPTIONS = LoadOptions(n_threads=2, kv_type="f32", n_blocks=6, n_slots=6, max_rows=400, max_outputs=400)
 
 
-@attrs.frozen
-class Part:
-    """Rows of one sequence. drafts: (token, offset of the parent row)."""
-
-    tokens: tuple[int, ...]
-    start: int = 0
-    table: tuple[int, ...] = (0, 1)
-    slot: int = 0
-    drafts: tuple[tuple[int, int], ...] = ()
-    snapshots: tuple[tuple[int, int], ...] = ()
-
-
-def make_batch(*parts: Part, heads: list[HeadRequest] | None = None) -> RowBatch:
-    tokens: list[int] = []
-    positions: list[int] = []
-    sequences = []
-    for part in parts:
-        own = [part.start + i for i in range(len(part.tokens))]
-        for _, parent in part.drafts:
-            own.append(own[parent] + 1)
-        parents = tuple(parent for _, parent in part.drafts)
-        table = np.array(part.table, np.int32)
-        sequences.append(
-            SequenceRows(len(tokens), part.start, len(part.tokens), table, part.slot, parents, part.snapshots)
-        )
-        tokens += [*part.tokens, *(token for token, _ in part.drafts)]
-        positions += own
-    every = [HeadRequest(row, None) for row in range(len(tokens))] if heads is None else heads
-    return RowBatch(np.array(tokens, np.int32), np.array(positions, np.int32), tuple(sequences), every)
-
-
-def step(executable: Any, *parts: Part) -> list[np.ndarray]:
-    """Run one step; per part the logits of its rows, f32[rows, vocab]."""
-    batch = make_batch(*parts)
-    executable.run(batch)
-    logits = np.array([executable.logits(row) for row in range(batch.n_rows)])
-    return [logits[s.first_row : s.first_row + s.n_rows] for s in batch.sequences]
-
-
 def predict(executable: Any, part: Part, hidden: np.ndarray) -> np.ndarray:
     """Run one prediction step; the logits of its rows, f32[rows, vocab]."""
     batch = make_batch(part)
     executable.predict(batch, hidden)
     return np.array([executable.logits(row) for row in range(batch.n_rows)])
-
-
-def prompt(executable: Any, tokens: tuple[int, ...], sizes: list[int], **where: Any) -> np.ndarray:
-    """Run a prompt in steps of these sizes (the last one repeated): f32[tokens, vocab]."""
-    rows: list[np.ndarray] = []
-    at = 0
-    while at < len(tokens):
-        size = sizes[min(len(rows), len(sizes) - 1)]
-        rows.append(step(executable, Part(tokens[at : at + size], at, **where))[0])
-        at += size
-    return np.concatenate(rows)
 
 
 def tokens_of(n: int, seed: int = 0, vocab: int = 100) -> tuple[int, ...]:

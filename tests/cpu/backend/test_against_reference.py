@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_steps import Part, hybrid_program, load_reference, make_batch, predict, step, tokens_of
+from cpu_steps import hybrid_program, load_reference, predict, tokens_of
 
+from kinetic_core.conformance.steps import Part, make_batch, step
 from kinetic_core.gguf import MemoryTensors
 from kinetic_core.program import ProgramBuilder
 from kinetic_core.reference.random_model import with_tensor_type

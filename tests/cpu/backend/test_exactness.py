@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_steps import Part, hybrid_program, make_batch, prompt, same_bits, step, tokens_of
+from cpu_steps import hybrid_program, same_bits, tokens_of
 
+from kinetic_core.conformance.steps import Part, make_batch, prompt, step
 from kinetic_core.gguf import open_model_file
 from kinetic_core.interfaces import HeadRequest
 from kinetic_core.plugins import load_registry

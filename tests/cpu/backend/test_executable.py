@@ -8,9 +8,10 @@ import weakref
 import attrs
 import numpy as np
 import pytest
-from cpu_steps import OPTIONS, Part, hybrid_program, load_reference, make_batch, step, tokens_of
+from cpu_steps import OPTIONS, hybrid_program, load_reference, tokens_of
 
 from kinetic_core.backends.cpu.backend import CpuBackend
+from kinetic_core.conformance.steps import Part, make_batch, step
 from kinetic_core.errors import BackendError
 from kinetic_core.gguf import GGMLType, MemoryTensors, RawTensor
 from kinetic_core.interfaces import HeadRequest

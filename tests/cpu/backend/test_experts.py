@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_steps import Part, load_reference, make_batch, same_bits, step, tokens_of
+from cpu_steps import load_reference, same_bits, tokens_of
 
 from kinetic_core.bench import bytes_per_token
+from kinetic_core.conformance.steps import Part, make_batch, step
 from kinetic_core.errors import BackendError, NumericalError
 from kinetic_core.gguf import BLOCK_FORMATS, GGMLType, MemoryTensors, RawTensor, read_tensor
 from kinetic_core.interfaces import HeadRequest

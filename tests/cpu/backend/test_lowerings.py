@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_steps import Part, hybrid_program, load_cpu, make_batch, predict, prompt, recurrence_program, step, tokens_of
+from cpu_steps import hybrid_program, load_cpu, predict, recurrence_program, tokens_of
 
 from kinetic_core.backends.cpu.target import LOWERINGS, cpu_features
+from kinetic_core.conformance.steps import Part, make_batch, prompt, step
 from kinetic_core.gguf import open_model_file
 from kinetic_core.plugins import load_registry
 from kinetic_core.program.record import record_program

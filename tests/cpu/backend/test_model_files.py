@@ -8,10 +8,11 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
-from cpu_steps import Part, make_batch, prompt, same_bits, tokens_of
+from cpu_steps import same_bits, tokens_of
 
 from kinetic_core.backends.cpu.backend import CpuExecutable
 from kinetic_core.cli.info import describe_model
+from kinetic_core.conformance.steps import Part, make_batch, prompt
 from kinetic_core.engine.history import History
 from kinetic_core.engine.request import SamplingOptions
 from kinetic_core.engine.sampler import Sampler

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_steps import Part, load_reference, make_batch, prompt, recurrence_program, same_bits, step, tokens_of
+from cpu_steps import load_reference, recurrence_program, same_bits, tokens_of
 
+from kinetic_core.conformance.steps import Part, make_batch, prompt, step
 from kinetic_core.errors import BackendError
 
 SIZES = [(6, 3, 20, 7), (4, 2, 64, 16), (2, 1, 84, 128), (3, 1, 130, 256), (2, 2, 7, 3)]

@@ -6,8 +6,9 @@ import time
 
 import numpy as np
 import pytest
-from cpu_steps import Part, hybrid_program, load_reference, make_batch
+from cpu_steps import hybrid_program, load_reference
 
+from kinetic_core.conformance.steps import Part, make_batch
 from kinetic_core.errors import BackendError, NumericalError
 from kinetic_core.gguf import MemoryTensors
 from kinetic_core.interfaces import HeadRequest
