@@ -94,7 +94,8 @@ def measure_drafting(
     """Every workload, plain and drafted, greedy and sampled with a seed, and its given answer (forced text).
 
     Keys: drafted_identical, and workloads {name: {"temperature 0": {plain_tok_s, drafted_tok_s, speedup,
-    tokens_per_step, share_in_loops, n_tokens}, …, "forced": {…}}}. workloads: None is `WORKLOADS`. A short run before warms both sides up.
+    tokens_per_step, share_in_loops, n_tokens}, …, "forced": {…}}}. workloads: None is `WORKLOADS`. A short run before
+    warms both sides up.
     """
     workloads = WORKLOADS if workloads is None else workloads
     run_pair(model, workloads[0].prompt_ids(model), max_tokens=min(16, n_answer), ignore_end=True)

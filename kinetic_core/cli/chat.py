@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from kinetic_core.cli.console import note, one_line, printable
+from kinetic_core.cli.console import NO_DRAFTERS, note, one_line, printable
 from kinetic_core.cli.options import (
     BackendOption,
     ContextOption,
@@ -93,6 +93,8 @@ def chat(
         known = KNOWN_MODELS.get(loaded.name)
         title = known.title if known else loaded.metadata.get_str("general.name", loaded.name)
         note(f"{title} · context {loaded.context_length} tokens · /help lists the commands")
+        if not no_draft and not loaded.engine.statistics()["drafters"]:
+            note(f"drafts: {NO_DRAFTERS}")
         Conversation(loaded, options, system).run(_typed() if _on_terminal() else _piped())
 
 

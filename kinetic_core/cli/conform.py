@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -28,17 +29,23 @@ def conform(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the report to FILE.", show_default=False)
     ] = None,
+    markdown_file: Annotated[
+        Path | None,
+        typer.Option("--markdown", metavar="FILE", help="Also write a page with a table to FILE.", show_default=False),
+    ] = None,
     backend: Annotated[str, typer.Option("--backend", help="What the models run on, see `kinetic plugins`.")] = "cpu",
     strict: StrictOption = False,
 ) -> None:
     """Prove that plugins are exact: every numbered clause on every tiny model (docs/conformance.md)."""
     from kinetic_core.conformance import runner
+    from kinetic_core.conformance.report import as_markdown
 
     registry = usable_registry(strict)
     head = runner.header(backend)
     chosen = runner.choose_plugins(registry, plugin)
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise RequestError(describe("no such folder", where="--json", got=json_file.parent), field="json")
+    for option, file in (("json", json_file), ("markdown", markdown_file)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise RequestError(describe("no such folder", where=f"--{option}", got=file.parent), field=option)
     print(", ".join(f"{what} {value}" for what, value in head.items()))
     reports: list[SuiteReport] = []
     for each in chosen:
@@ -50,8 +57,11 @@ def conform(
 
                 reports.append(runner.run_suite(suite, each, show))
             _print(reports[-1])
+    document = runner.as_document(head, reports)
     if json_file is not None:
-        _write(json_file, runner.as_document(head, reports))
+        _write(json_file, "json", json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    if markdown_file is not None:
+        _write(markdown_file, "markdown", as_markdown(document))
     if not reports:
         names = ", ".join(each.name for each in chosen) or "no plugin"
         kinds = ", ".join(runner.SUITES)
@@ -60,13 +70,12 @@ def conform(
         raise typer.Exit(FAILED_STATUS)
 
 
-def _write(path: Path, document: dict[str, Any]) -> None:
-    import json
-
+def _write(path: Path, option: str, text: str) -> None:
     try:
-        path.write_text(json.dumps(document, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RequestError(describe("cannot write the report", where="--json", got=error), field="json") from error
+        where = f"--{option}"
+        raise RequestError(describe("cannot write the report", where=where, got=error), field=option) from error
 
 
 def _print(report: SuiteReport) -> None:

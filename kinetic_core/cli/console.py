@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 QUIET_S = 1.0
 """Work shorter than this shows no progress."""
 
+NO_DRAFTERS = "none: no installed drafter guesses for this model (pip install kinetic-drafters)"
+"""What is said where drafts would be listed."""
+
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kinetic_core.cli.console import megabytes, one_line, print_json, printable, progress_bar
+from kinetic_core.cli.console import NO_DRAFTERS, megabytes, one_line, print_json, printable, progress_bar
 from kinetic_core.cli.options import ContextOption, JSONOption, KVOption, ModelArgument, StrictOption, usable_registry
 from kinetic_core.errors import UnsupportedModelError
 
@@ -40,9 +40,11 @@ def describe_model(
 
     Keys: name, title, architecture, plugin (or None), missing (a line, or None), parameters, tensors (type ->
     {count, bytes}), weight_bytes, vocab_size, model_context, context, kv_type, kv_bytes_per_token,
-    state_bytes_per_sequence, memory_bytes (weights and one sequence as long as the context), prediction.
+    state_bytes_per_sequence, memory_bytes (weights and one sequence as long as the context), prediction, drafters
+    (names of the installed ones that can guess for the model; None without the architecture's plugin).
     Raises ModelError for a file that its architecture refuses.
     """
+    from kinetic_core.engine.model import drafter_classes
     from kinetic_core.engine.sizing import choose_sizes
     from kinetic_core.program.record import record_program
 
@@ -70,6 +72,7 @@ def describe_model(
         "kv_bytes_per_token": None,
         "state_bytes_per_sequence": None,
         "memory_bytes": None,
+        "drafters": None,
         "prediction": bool(metadata.get_int(f"{key}.nextn_predict_layers", None) or 0),
     }
     try:
@@ -92,6 +95,7 @@ def describe_model(
         "state_bytes_per_sequence": program.state_bytes,
         "memory_bytes": weight_bytes + kv_bytes * sizes.context_length + program.state_bytes,
         "prediction": program.prediction is not None,
+        "drafters": list(drafter_classes(registry, program)),
     }
     return facts
 
@@ -119,5 +123,7 @@ def _print(facts: dict[str, Any]) -> None:
         line("recurrent state", f"{megabytes(facts['state_bytes_per_sequence'])} per sequence")
         line("memory needed", f"{megabytes(facts['memory_bytes'])} for one sequence of {facts['context']} tokens")
     line("prediction", "yes" if facts["prediction"] else "no")
+    if facts["drafters"] is not None:
+        line("drafts", ", ".join(facts["drafters"]) or NO_DRAFTERS)
     if facts["missing"]:
         line("missing", facts["missing"])

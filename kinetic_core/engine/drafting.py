@@ -48,7 +48,6 @@ class _Source:
     seconds: float = 0.0
 
     def took(self, seconds: float, n_guesses: int) -> None:
-        self.seconds += seconds
         if n_guesses:
             each = seconds / n_guesses
             self.guess_s = each if self.guess_s is None else self.guess_s + GUESS_SMOOTHING * (each - self.guess_s)
@@ -201,7 +200,9 @@ class Drafting:
         record = self._records[sequence.number][source.name]
         if self._policy == "measured" and not source.runs_model and not record.is_asked():
             return 0
+        began = time.perf_counter()
         draft = self._call(source, "propose", sequence.number, most)
+        source.seconds += time.perf_counter() - began
         if draft is None or not draft.tree.token_ids or not self._is_sound(source, draft, most):
             return 0
         record.proposed(draft)

@@ -374,7 +374,7 @@ def load(
         )
         try:
             cache = registry.get("cache", "none")()
-            drafters = suitable_drafters(registry, program) if draft else {}
+            drafters = {name: drafter() for name, drafter in drafter_classes(registry, program).items() if draft}
             engine = Engine(executable, tokenizer, architecture.vocab_size, options, cache=cache, drafters=drafters)
         except BaseException:
             executable.close()
@@ -387,10 +387,10 @@ def load(
     return Model(name, source, architecture, program, executable, engine)
 
 
-def suitable_drafters(registry: Registry, program: Program) -> dict[str, Drafter]:
-    """A new object of every installed drafter that can guess for this model, by name. Raises PluginError."""
+def drafter_classes(registry: Registry, program: Program) -> dict[str, type[Drafter]]:
+    """Every installed drafter that can guess for this model, by name. Raises PluginError."""
     classes = {name: registry.get("drafter", name) for name in registry.names("drafter") if name != NO_DRAFTER}
-    return {name: drafter() for name, drafter in classes.items() if drafter.suits(program)}
+    return {name: drafter for name, drafter in classes.items() if drafter.suits(program)}
 
 
 def sampling_defaults(metadata: Metadata) -> SamplingOptions:

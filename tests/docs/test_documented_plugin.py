@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 from kinetic_arch_llama.architecture import Llama
 
+from kinetic_core.conformance import recorded
+from kinetic_core.conformance.formats import FORMATS
+from kinetic_core.conformance.models import ModelFamily
 from kinetic_core.gguf import read_tensor
 from kinetic_core.interfaces import HeadRequest, LoadOptions, RowBatch, SequenceRows
 from kinetic_core.plugins import load_registry
@@ -39,30 +42,30 @@ def block(language: str, containing: str) -> str:
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Distribution:
     """The package as pip would leave it: modules and a dist-info directory with entry points."""
     project = tomllib.loads(block("toml", "[project]"))["project"]
-    package = tmp_path / "kinetic_arch_toy"
+    package = tmp_path / "kinetic_arch_bag"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "plugin.py").write_text(block("python", "@hookimpl"))
-    (package / "architecture.py").write_text(block("python", "class Toy"))
-    info = tmp_path / "kinetic_arch_toy-1.0.dist-info"
+    (package / "architecture.py").write_text(block("python", "class Bag"))
+    info = tmp_path / "kinetic_arch_bag-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     points = "".join(f"{name} = {value}\n" for name, value in project["entry-points"]["kinetic"].items())
     (info / "entry_points.txt").write_text(f"[kinetic]\n{points}")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    (distribution,) = distributions(name="kinetic-arch-toy")
+    (distribution,) = distributions(name="kinetic-arch-bag")
     return distribution
 
 
 def test_it_is_found_and_runs(installed: Distribution) -> None:
     registry = load_registry(strict=True)
-    (plugin,) = (plugin for plugin in registry.plugins if plugin.distribution == "kinetic-arch-toy")
-    assert plugin.version == "1.0" and [entry.registration.name for entry in plugin.registered] == ["toy"]
-    assert "kinetic_arch_toy.architecture" not in sys.modules
-    architecture = registry.architecture_for("toy")
+    (plugin,) = (plugin for plugin in registry.plugins if plugin.distribution == "kinetic-arch-bag")
+    assert plugin.version == "1.0" and [entry.registration.name for entry in plugin.registered] == ["bag"]
+    assert "kinetic_arch_bag.architecture" not in sys.modules
+    architecture = registry.architecture_for("bag")
     (variant,) = architecture.tiny()
-    source = random_model("toy", variant)
+    source = random_model("bag", variant)
     program = record_program(architecture(source), registry.get("head", "full")(), source)
     executable = registry.get("backend", "reference")().load(program, source, LoadOptions(n_blocks=1, n_slots=1))
     executable.run(
@@ -82,13 +85,13 @@ def test_it_is_found_and_runs(installed: Distribution) -> None:
 
 def test_its_prediction_block_runs() -> None:
     names: dict[str, Any] = {"__name__": "documented"}
-    for containing in ("class Toy", "class WithPrediction"):
+    for containing in ("class Bag", "class WithPrediction"):
         exec(block("python", containing), names)
-    toy = type("ToyWithPrediction", (names["WithPrediction"], names["Toy"]), {})
-    (variant,) = toy.tiny()
+    bag = type("BagWithPrediction", (names["WithPrediction"], names["Bag"]), {})
+    (variant,) = bag.tiny()
     own = {"nextn.enorm.weight": (32,), "nextn.hnorm.weight": (32,), "nextn.eh_proj.weight": (32, 64)}
-    source = random_model("toy", dataclasses.replace(variant, tensors={**variant.tensors, **own}))
-    program = record_program(toy(source), FullHead(), source)
+    source = random_model("bag", dataclasses.replace(variant, tensors={**variant.tensors, **own}))
+    program = record_program(bag(source), FullHead(), source)
     executable = ReferenceBackend().load(program, source, LoadOptions(n_blocks=1, n_slots=1))
     sequence = SequenceRows(0, 1, 1, np.zeros(1, np.int32), -1)
     hidden = np.random.default_rng(0).standard_normal((1, 32)).astype(np.float32)
@@ -105,14 +108,31 @@ def test_its_prediction_block_runs() -> None:
     np.testing.assert_allclose(executable.logits(0), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_decoder_of_shared_parts_is_llama_without_its_options() -> None:
+@pytest.fixture
+def plain() -> Any:
     names: dict[str, Any] = {"__name__": "documented"}
     exec(block("python", "class Plain"), names)
-    tied, untied = names["Plain"].tiny()
-    source, llama = random_model("plain", tied), random_model("llama", tied)
-    assert record_program(names["Plain"](source), FullHead(), source) == record_program(Llama(llama), FullHead(), llama)
-    source = random_model("plain", untied)
-    assert record_program(names["Plain"](source), FullHead(), source).weights[-1].name == "output.weight"
+    return names["Plain"]
+
+
+def test_the_decoder_of_shared_parts_is_llama_without_its_options(plain: Any) -> None:
+    for variant in plain.tiny():
+        source, llama = random_model("plain", variant), random_model("llama", variant)
+        expected = record_program(Llama(llama), FullHead(), llama)
+        assert record_program(plain(source), FullHead(), source) == expected
+
+
+def test_the_decoder_of_shared_parts_refuses_and_declares_as_it_should(plain: Any) -> None:
+    family = ModelFamily(plain, "plain", ReferenceBackend, FORMATS)
+    recorded.variants_are_usable(family)
+    recorded.declared_no_is_no(family)
+    recorded.every_format_is_stored(family)
+    for label in family.labels():
+        if label.endswith("-F32"):
+            recorded.unknown_tensor_refused(family.model(label))
+            recorded.missing_tensor_refused(family.model(label), family)
+            recorded.wrong_shape_refused(family.model(label))
+            recorded.missing_key_refused(family.model(label))
 
 
 def test_the_entry_point_group_is_the_contract(installed: Distribution) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -372,6 +373,24 @@ def test_figures(model: TinyModel) -> None:
     assert got["pending_bytes"] == (1 + sequence.n_accepted) * row_bytes
     driver.end(sequence)
     assert drafter.statistics()["pending_bytes"] == 0
+
+
+def test_figures_are_read_beside_the_engine_thread() -> None:
+    drafter = MtpDrafter()
+    done = threading.Event()
+
+    def begin_and_end() -> None:
+        for number in range(20_000):
+            drafter.begin(number, (1,))
+            if number >= 100:
+                drafter.end(number - 100)
+        done.set()
+
+    thread = threading.Thread(target=begin_and_end)
+    thread.start()
+    while not done.is_set():
+        assert drafter.statistics()["pending_bytes"] == 0
+    thread.join()
 
 
 def test_it_suits_models_with_a_prediction_block(model: TinyModel) -> None:

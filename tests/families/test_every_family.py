@@ -13,6 +13,9 @@ from kinetic_core.interfaces import ArchitectureCapabilities
 every_variant = pytest.mark.parametrize(
     ("key", "name"), family.VARIANTS, ids=["-".join(names) for names in family.VARIANTS]
 )
+narrow = [names for names, variant in family.VARIANTS.items() if variant.metadata["embedding_length"] < 256]
+"""Wide rows are there for formats with large blocks; their equations are those of the others."""
+every_narrow_variant = pytest.mark.parametrize(("key", "name"), narrow, ids=["-".join(names) for names in narrow])
 predicting = pytest.mark.parametrize(
     ("key", "name"), family.PREDICTING, ids=["-".join(names) for names in family.PREDICTING]
 )
@@ -48,7 +51,7 @@ def test_every_prediction_block_computes_the_equations(key: str, name: str):
         np.testing.assert_allclose(values, expected, atol=1e-4 * expected.std())
 
 
-@every_variant
+@every_narrow_variant
 def test_every_tensor_of_the_trunk_moves_the_logits(key: str, name: str):
     source = family.model(key, name)
     trunk, base = family.architecture(source).n_layers, family.logits(source)

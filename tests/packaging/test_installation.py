@@ -28,7 +28,7 @@ def wheels(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     """Distribution -> its wheel, of the core and of every plugin."""
     directory = tmp_path_factory.mktemp("wheels")
     plugins = [build_wheel(project, directory) for project in sorted((clone / "plugins").iterdir())]
-    return {path.name.partition("-")[0].replace("_", "-"): path for path in (core_wheel(tmp_path_factory), *plugins)}
+    return {path.name.partition("-")[0].replace("_", "-"): path for path in (core_wheel(), *plugins)}
 
 
 def install(directory: Path, *wheels: Path) -> str:

@@ -15,12 +15,10 @@ PIP_OPTIONS = "--quiet --no-index --no-build-isolation --find-links"
 pytestmark = pytest.mark.timeout(900)  # with cold caches every kernel is compiled twice
 
 
-def test_the_tutorial_from_nothing_to_a_wheel_that_conforms(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_tutorial_from_nothing_to_a_wheel_that_conforms(tmp_path: Path) -> None:
     """Every file is written and every command run in the tutorial's order."""
     programs = linked_environment(tmp_path / "env", "kinetic-core[conformance]", beside=("hatchling",))
-    core = core_wheel(tmp_path_factory).parent
+    core = core_wheel().parent
     folder = tmp_path / "work"
     folder.mkdir()
     ran = []

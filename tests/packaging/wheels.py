@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent.parent
@@ -52,9 +54,11 @@ def build_wheel(project: Path, directory: Path) -> Path:
 
 
 @functools.cache
-def core_wheel(folders: pytest.TempPathFactory) -> Path:
+def core_wheel() -> Path:
     """The wheel of kinetic-core, alone in its folder; built once for all tests of a process."""
-    return build_wheel(ROOT, folders.mktemp("core-wheel"))
+    directory = Path(tempfile.mkdtemp(prefix="kinetic-core-wheel-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return build_wheel(ROOT, directory)
 
 
 def linked_environment(directory: Path, requirement: str, beside: Sequence[str] = ()) -> Path:

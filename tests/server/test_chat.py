@@ -196,6 +196,22 @@ def test_extensions_reach_the_sampler(running: Running):
         assert body["choices"][0]["message"]["content"] != expected, name
 
 
+def test_a_salt_reaches_the_engine(running: Running, monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    submit = running.model.engine.submit
+
+    def watched(request, **others):
+        seen.append(request.salt)
+        return submit(request, **others)
+
+    monkeypatch.setattr(running.model.engine, "submit", watched)
+    running.chat(max_tokens=1, cache_salt="mine")
+    running.chat(max_tokens=1)
+    body = {"prompt": "hi", "max_tokens": 1, "cache_salt": "x" * 256}
+    assert running.http.post("/v1/completions", json=body).status_code == 200
+    assert seen == ["mine", "", "x" * 256]
+
+
 def test_timings(running: Running):
     timings = running.chat(max_tokens=4).json()["timings"]
     assert set(timings) == {"queue_ms", "prompt_ms", "predict_ms", "drafted", "accepted", "steps"}

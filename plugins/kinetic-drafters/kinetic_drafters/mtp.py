@@ -228,8 +228,12 @@ class MtpDrafter(Drafter):
         del self._sequences[sequence_id]
 
     def statistics(self) -> dict[str, Any]:
-        """Rows that the prediction block ran, seconds that this took, bytes of hidden states that wait to be run."""
-        pending = sum(chunk.nbytes for sequence in self._sequences.values() for chunk in sequence.pending)
+        """Rows that the prediction block ran, seconds that this took, bytes of hidden states that wait to be run.
+
+        May be called on any thread.
+        """
+        chunks = [chunk for sequence in list(self._sequences.values()) for chunk in list(sequence.pending)]
+        pending = sum(chunk.nbytes for chunk in chunks)
         return {
             "predicted_rows": self._predicted_rows,
             "predict_seconds": self._predict_seconds,

@@ -1,0 +1,264 @@
+"""What drafting gains and costs, plain and drafted in turn in one process. docs/rad1.md explains the tables.
+
+    python benchmarks/drafting.py [MODEL] [--parts workloads,unguessable,agent,streams] [--pairs 30] [--json]
+
+workloads    answers that repeat much of their prompt: greedy, sampled with a seed, and given (forced text)
+unguessable  free prose, sampled, and random tokens: the median of drafted over plain time with its 95 % interval
+agent        the log of an agent, run twice: the second time drafts from what the server saw the first time
+streams      requests at the same time, drafted and plain: tokens per second of all together
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import kinetic_core
+from kinetic_core.bench.drafted import TEMPERATURES, Pair, describe_pairs, run_pair
+from kinetic_core.bench.measure import rows_seconds
+from kinetic_core.bench.workloads import CODE, PASSAGE, PLAIN_PROSE, WORKLOADS
+
+N_PROSE = 160
+N_RANDOM = 160
+N_AGENT = 120
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median and a 95 % interval of it: order statistics, by the binomial's normal approximation."""
+    ordered = sorted(values)
+    n = len(ordered)
+    reach = 0.98 * n**0.5
+    low = ordered[max(0, int(n / 2 - reach))]
+    high = ordered[min(n - 1, int(n / 2 + reach))]
+    return statistics.median(ordered), low, high
+
+
+def workloads(model: kinetic_core.Model, n_pairs: int) -> dict[str, Any]:
+    """Tokens per step, speed and loops per workload; the forced texts together; the cost of n rows."""
+    costs = rows_seconds(model, 512, lambda _what, _share: None)
+    found: dict[str, Any] = {"rows_cost": {str(n): seconds / costs[1] for n, seconds in costs.items()}}
+    forced_pairs: list[Pair] = []
+    counts_before = _counts(model)
+    for workload in WORKLOADS:
+        prompt_ids = workload.prompt_ids(model)
+        forced = tuple(model.tokenize(workload.answer, add_bos=False))
+        cases: dict[str, dict[str, Any]] = {
+            f"temperature {temperature:g}": {"temperature": temperature, "max_tokens": len(forced)}
+            for temperature in TEMPERATURES
+        }
+        cases["forced"] = {"temperature": 0.0, "forced_ids": forced, "ignore_end": True}
+        for name, options in cases.items():
+            if name == "forced":
+                counts_before = _counts(model)
+            pairs = [run_pair(model, prompt_ids, drafted_first=bool(run % 2), **options) for run in range(n_pairs)]
+            found.setdefault(workload.name, {})[name] = describe_pairs(pairs) | {
+                "identical": all(pair.identical for pair in pairs)
+            }
+            if name == "forced":
+                forced_pairs += pairs
+                found[workload.name][name] |= _against_costs(pairs, _counts(model), counts_before, costs)
+    plain = sum(pair.plain_s for pair in forced_pairs)
+    drafted = sum(pair.drafted_s for pair in forced_pairs)
+    found["forced together"] = {"speedup": plain / drafted}
+    return found
+
+
+def _counts(model: kinetic_core.Model) -> dict[int, int]:
+    return {int(n): count for n, count in model.engine.statistics()["steps_by_rows"].items()}
+
+
+def _against_costs(
+    pairs: Sequence[Pair], after: dict[int, int], before: dict[int, int], costs: dict[int, float]
+) -> dict[str, float]:
+    """The speed that the rows alone would allow: the plain side's steps over the drafted side's, at measured costs."""
+    steps = {n: after[n] - before.get(n, 0) for n in after}
+    n_plain = sum(pair.n_tokens - 1 for pair in pairs)
+    steps[1] = steps.get(1, 0) - n_plain
+    known = sorted(costs)
+
+    def cost(n_rows: int) -> float:
+        low = max(n for n in known if n <= min(n_rows, known[-1]))
+        high = min((n for n in known if n >= n_rows), default=known[-1])
+        if high == low:
+            return costs[low] / costs[1] * max(1.0, n_rows / known[-1])
+        share = (n_rows - low) / (high - low)
+        return (costs[low] + share * (costs[high] - costs[low])) / costs[1]
+
+    n_steps = sum(steps.values())
+    mean_cost = sum(cost(n) * count for n, count in steps.items()) / max(1, n_steps)
+    tokens_per_step = n_plain / max(1, n_steps)
+    speedup = statistics.median(pair.speedup for pair in pairs)
+    return {"mean_rows_cost": mean_cost, "share_of_possible": speedup / (tokens_per_step / mean_cost)}
+
+
+def unguessable(model: kinetic_core.Model, n_pairs: int) -> dict[str, Any]:
+    """Drafted over plain time of text that cannot be guessed."""
+    found: dict[str, Any] = {}
+    prose_ids = PLAIN_PROSE.prompt_ids(model)
+    rng = random.Random(5)
+    for name in ("free prose", "random text"):
+        ratios = []
+        before = model.engine.statistics()
+        total_s = 0.0
+        for run in range(n_pairs):
+            if name == "free prose":
+                options: dict[str, Any] = {"temperature": 0.8, "seed": 100 + run, "max_tokens": N_PROSE}
+                prompt_ids = prose_ids
+            else:
+                tokens = [rng.randrange(model.vocab_size) for _ in range(64 + N_RANDOM)]
+                prompt_ids, options = tokens[:64], {"temperature": 0.0, "forced_ids": tuple(tokens[64:])}
+            pair = run_pair(model, prompt_ids, drafted_first=bool(run % 2), ignore_end=True, **options)
+            assert pair.identical
+            ratios.append(pair.drafted_s / pair.plain_s)
+            total_s += pair.drafted_s
+        after = model.engine.statistics()
+        median, low, high = median_interval(ratios)
+        found[name] = {
+            "pairs": n_pairs,
+            "time_ratio": median,
+            "interval_95": [low, high],
+            "guessing_share": (after["guessing_s"] - before["guessing_s"]) / total_s,
+            "wasted_share": (after["wasted_s"] - before["wasted_s"]) / total_s,
+            "drafted": after["drafted"] - before["drafted"],
+            "accepted": after["accepted"] - before["accepted"],
+        }
+    return found
+
+
+TOOL_OUTPUT = """\
+$ python -m pytest tests/test_basket.py -q
+..F.                                                                     [100%]
+=================================== FAILURES ===================================
+_________________________________ test_receipt _________________________________
+    def test_receipt():
+        basket = Basket()
+        basket.add("tea", 450, 2)
+>       assert basket.receipt().splitlines()[-1] == "total EUR 9.00"
+E       AssertionError: assert 'total EUR 9.0' == 'total EUR 9.00'
+1 failed, 3 passed in 0.04s
+"""
+
+AGENT_LOG = (
+    f"This is basket.py:\n\n```python\n{CODE}```\n\nDescribe what each method of the class does.",
+    f"A test fails. This is its output:\n\n```\n{TOOL_OUTPUT}```\n\nWhat is wrong, and which line should be changed?",
+    f"This is basket.py:\n\n```python\n{CODE}```\n\nThis is the test's output:\n\n```\n{TOOL_OUTPUT}```\n\n"
+    "Write the corrected method `receipt`.",
+    f"Summarize this note for the log:\n\n{PASSAGE}",
+)
+
+
+def agent(model: kinetic_core.Model, n_runs: int) -> dict[str, Any]:
+    """The second run of a log against the first, which is drafted too (from its own context); greedy answers.
+
+    "sent again": the same requests. "reworded": the same files and tool output, and a question that ends differently.
+    Each pair of runs has a salt of its own.
+    """
+    found: dict[str, Any] = {}
+    for name, ending in (("sent again", ""), ("reworded", " Be precise.")):
+        runs = []
+        for run in range(n_runs):
+            both = []
+            for attempt in (0, 1):
+                n_tokens, n_steps, total_s = 0, 0, 0.0
+                for content in AGENT_LOG:
+                    content = content + ending * attempt
+                    ids = model.template.encode(model.tokenizer, [{"role": "user", "content": content}])
+                    request = model.request(ids, temperature=0.0, max_tokens=N_AGENT, salt=f"agent {name} {run}")
+                    (completion,) = model.engine.submit(request).result()
+                    n_tokens += len(completion.token_ids) - 1
+                    n_steps += completion.timings.steps - 1
+                    total_s += completion.timings.predict_s
+                both.append((n_tokens / total_s, n_tokens / n_steps))
+            runs.append(both)
+        found[name] = {
+            "first_tok_s": statistics.median(first[0] for first, _ in runs),
+            "second_tok_s": statistics.median(second[0] for _, second in runs),
+            "first_tokens_per_step": statistics.median(first[1] for first, _ in runs),
+            "second_tokens_per_step": statistics.median(second[1] for _, second in runs),
+            "speedup": statistics.median(second[0] / first[0] for first, second in runs),
+        }
+    return found
+
+
+def streams(model: kinetic_core.Model, n_pairs: int, n_streams: int = 4) -> dict[str, Any]:
+    """Drafted over plain tokens per second of concurrent requests: of workloads, and of free prose."""
+    found: dict[str, Any] = {}
+    for name in ("workloads", "free prose"):
+        prompts = [workload.prompt_ids(model) for workload in WORKLOADS] if name == "workloads" else []
+        prompts += [PLAIN_PROSE.prompt_ids(model)] * (n_streams - len(prompts))
+        ratios = []
+        for run in range(n_pairs):
+            speed: dict[bool, float] = {}
+            for draft in (bool(run % 2), not run % 2):
+                began = time.perf_counter()
+                generations = [
+                    model.engine.submit(
+                        model.request(
+                            ids,
+                            temperature=0.8,
+                            seed=1000 * run + number,
+                            max_tokens=N_PROSE,
+                            ignore_end=True,
+                            draft=draft,
+                            salt=f"streams {name} {run}",
+                        )
+                    )
+                    for number, ids in enumerate(prompts)
+                ]
+                n_tokens = sum(len(generation.result()[0].token_ids) for generation in generations)
+                speed[draft] = n_tokens / (time.perf_counter() - began)
+            ratios.append(speed[True] / speed[False])
+        median, low, high = median_interval(ratios)
+        found[name] = {"streams": n_streams, "pairs": n_pairs, "speed_ratio": median, "interval_95": [low, high]}
+    return found
+
+
+def show(name: str, value: Any, indent: int = 0) -> None:
+    """Print nested figures, one line each."""
+    pad = "  " * indent
+    if isinstance(value, dict):
+        print(f"{pad}{name}")
+        for key, entry in value.items():
+            show(key, entry, indent + 1)
+    else:
+        shown = f"{value:.3f}" if isinstance(value, float) else value
+        print(f"{pad}{name}: {shown}")
+
+
+def main() -> None:
+    """Measure the parts asked for and print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--parts", default="workloads,unguessable,agent,streams")
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--workload-pairs", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    parts = {
+        "workloads": lambda: workloads(model, options.workload_pairs),
+        "unguessable": lambda: unguessable(model, options.pairs),
+        "agent": lambda: agent(model, options.workload_pairs),
+        "streams": lambda: streams(model, options.pairs),
+    }
+    found: dict[str, Any] = {}
+    with kinetic_core.load(options.model, threads=options.threads, ctx=4096, parallel=8) as model:
+        run_pair(model, PLAIN_PROSE.prompt_ids(model), max_tokens=16, ignore_end=True)
+        for name in options.parts.split(","):
+            found[name] = parts[name]()
+            if not options.json:
+                show(name, found[name])
+        found["engine"] = model.engine.statistics()
+    if options.json:
+        print(json.dumps(found))
+    else:
+        show("drafters", found["engine"]["drafters"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The report of a run as a page of Markdown, for a project's documentation."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Document = Mapping[str, Any]
+"""What `runner.as_document` gives."""
+
+
+def as_markdown(document: Document) -> str:
+    """A page: what was run on what, one line per suite, then every clause that did not pass everywhere."""
+    header, suites = document["header"], document["suites"]
+    versions = ", ".join(f"{what} {value}" for what, value in header.items())
+    seconds = sum(_seconds(suite) for suite in suites)
+    n_cases = sum(len(suite["results"]) for suite in suites)
+    lines = [
+        "# Conformance report",
+        "",
+        "Written by `kinetic conform --markdown FILE`. The clauses are those of [conformance.md](conformance.md).",
+        "",
+        *textwrap.wrap(f"{versions}.", 120),
+        "",
+        f"{'Everything conforms' if document['conforms'] else 'Not everything conforms'}: {n_cases} cases in "
+        f"{seconds:.0f} s.",
+        "",
+        "| plugin | kind | name | clauses that hold | do not apply | failed | models | formats | cases | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *(_row(suite) for suite in suites),
+    ]
+    failures = [_failure(suite, result) for suite in suites for result in suite["results"] if _is_open(result)]
+    if failures:
+        lines += ["", "## What does not hold", "", *failures]
+    return "\n".join(lines) + "\n"
+
+
+def _row(suite: Document) -> str:
+    results = suite["results"]
+    clauses = {result["clause"] for result in results}
+    failed = {result["clause"] for result in results if _is_open(result)}
+    held = {result["clause"] for result in results if result["outcome"] == "passed"} - failed
+    models = {_subject(result) for result in results if _format_of(result)}
+    formats = _in_order(_format_of(result) for result in results)
+    cells = [
+        f"{suite['distribution']} {suite['version']}",
+        suite["kind"],
+        suite["name"],
+        *(len(each) for each in (held, clauses - held - failed, failed, models)),
+        " ".join(formats) or "–",
+        len(results),
+        f"{_seconds(suite):.1f}",
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _failure(suite: Document, result: Document) -> str:
+    message = " ".join(result["message"].split())
+    return f"- {suite['kind']} {suite['name']}, {result['case']}, {result['outcome']}: {message}"
+
+
+def _is_open(result: Document) -> bool:
+    return result["outcome"] in ("failed", "expected failure")
+
+
+def _subject(result: Document) -> str:
+    return str(result["case"]).removeprefix(result["clause"]).removeprefix("-")
+
+
+def _format_of(result: Document) -> str:
+    """The tensor format of a case on one model: what is behind the last minus, a name in capitals; else nothing."""
+    format_name = _subject(result).rpartition("-")[2]
+    return format_name if format_name.isupper() else ""
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if name]
+
+
+def _seconds(suite: Document) -> float:
+    return float(sum(result["seconds"] for result in suite["results"]))

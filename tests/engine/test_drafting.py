@@ -1,0 +1,296 @@
+"""The policy at work in the engine: unguessable text, sources side by side, forks, given answers, the law of draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from conftest import MakeEngine
+from executables import Gate, HashModel
+
+from kinetic_core.engine.drafting import LONGEST_MODEL_PAUSE
+from kinetic_core.engine.engine import Engine
+from kinetic_core.engine.request import GenerationRequest, SamplingOptions
+from kinetic_core.engine.step_costs import StepCosts, prior
+from kinetic_core.errors import RequestError
+from kinetic_core.interfaces import (
+    Draft,
+    Drafter,
+    DrafterCapabilities,
+    DraftTree,
+    RowBatch,
+    SequenceRows,
+    SequenceStep,
+)
+
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+class Steady(HashModel):
+    """Every row has the same scores, given by token."""
+
+    scores: np.ndarray
+
+    def run(self, batch: RowBatch) -> None:
+        self._heads = tuple(batch.heads)
+        self._rows = [self.scores] * len(self._heads)
+
+    def commit(self, part: SequenceRows, accepted: Sequence[int]) -> None:
+        """There is no state."""
+
+
+class Source(Drafter):
+    """Knows what will follow, or another token; keeps what it was told."""
+
+    capabilities = DrafterCapabilities(branches=True)
+
+    def __init__(self, answer: Sequence[int] = (), length: int = 4, estimate: float = 0.5) -> None:
+        self.answer, self.length, self.estimate = list(answer), length, estimate
+        self.told: list[tuple[Any, ...]] = []
+        self.tokens: dict[int, list[int]] = {}
+        self.n_prompt: dict[int, int] = {}
+
+    def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
+        self.told.append(("begin", sequence_id, salt))
+        self.tokens[sequence_id] = []
+
+    def forked(self, sequence_id: int, parent_id: int) -> None:
+        self.told.append(("forked", sequence_id, parent_id))
+
+    def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
+        self.tokens[sequence_id].extend(token_ids)
+
+    def guesses(self, sequence_id: int, most: int) -> list[int]:
+        done = len(self.tokens[sequence_id])
+        return self.answer[done : done + min(self.length, most)]
+
+    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+        self.told.append(("propose", sequence_id, max_tokens))
+        tokens = self.guesses(sequence_id, max_tokens)
+        return Draft(DraftTree.chain(tokens), (self.estimate,) * len(tokens)) if tokens else None
+
+    def end(self, sequence_id: int) -> None:
+        del self.tokens[sequence_id]
+
+    def asked(self) -> int:
+        return sum(what == "propose" for what, *_ in self.told)
+
+
+class Reader(Source):
+    """Takes a part of the model's time for a guess, as a prediction block does."""
+
+    capabilities = DrafterCapabilities(reads_hidden=True)
+
+    def stepped(self, steps: Sequence[SequenceStep]) -> None:
+        for step in steps:
+            self.told.append(("stepped", step.sequence_id, step.start, step.rows, len(step.block_table)))
+
+
+class Continues(Source):
+    """Guesses nothing by itself, and goes on from others' guesses."""
+
+    capabilities = DrafterCapabilities(continues_guesses=True)
+
+    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+        return None
+
+    def propose_after(self, sequence_id: int, guessed: Sequence[int], max_tokens: int) -> Draft | None:
+        self.told.append(("after", tuple(guessed), max_tokens))
+        done = len(self.tokens[sequence_id]) + len(guessed)
+        tokens = self.answer[done : done + max_tokens]
+        return Draft(DraftTree.chain(tokens), (0.9,) * len(tokens)) if tokens else None
+
+
+@pytest.fixture
+def by_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps cost what the prior says, whatever this machine does meanwhile."""
+    monkeypatch.setattr(StepCosts, "seconds", lambda _self, n_rows: 0.01 * prior(n_rows))
+
+
+def plain_answer(make_engine: MakeEngine, n_tokens: int, prompt: tuple[int, ...] = (1, 2, 3)) -> tuple[int, ...]:
+    engine = make_engine(hashed=True)
+    return engine.submit(GenerationRequest(prompt, GREEDY, n_tokens, ignore_end=True)).result()[0].token_ids
+
+
+def run(engine: Engine, n_tokens: int, **others: Any) -> Any:
+    (completion,) = engine.submit(GenerationRequest((1, 2, 3), GREEDY, n_tokens, ignore_end=True, **others)).result()
+    return completion
+
+
+@pytest.mark.usefixtures("by_prior")
+def test_d7_guesses_that_miss_are_soon_not_run_any_more(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 400)
+    wrong = Source([(token + 1) % 250 for token in answer], estimate=0.9)
+    engine = make_engine(hashed=True, drafter={"wrong": wrong}, draft_policy="measured")
+    assert run(engine, 400).token_ids == answer
+    statistics = engine.statistics()
+    assert 0 < statistics["drafted"] <= 40  # of 400 tokens; and it was asked ever more seldom
+    assert statistics["accepted"] == 0
+    assert wrong.asked() < 100
+
+
+@pytest.mark.usefixtures("by_prior")
+def test_guesses_that_come_true_are_run_to_the_length_that_pays(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 200)
+    right = Source(answer, length=31)
+    engine = make_engine(hashed=True, drafter={"right": right}, draft_policy="measured")
+    completion = run(engine, 200)
+    assert completion.token_ids == answer
+    assert completion.timings.accepted == completion.timings.drafted > 100
+    assert completion.timings.steps < 80
+    statistics = engine.statistics()["drafters"]["right"]
+    assert statistics["accepted"] == statistics["drafted"] == completion.timings.drafted
+
+
+@pytest.mark.usefixtures("by_prior")
+def test_a_source_that_becomes_right_is_noticed(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 300)
+    late = Source([(token + 1) % 250 for token in answer[:150]] + list(answer[150:]), length=4)
+    engine = make_engine(hashed=True, drafter={"late": late}, draft_policy="measured")
+    completion = run(engine, 300)
+    assert completion.token_ids == answer
+    assert completion.timings.accepted > 80
+
+
+@pytest.mark.usefixtures("by_prior")
+def test_a_useless_guess_of_the_model_is_tried_ever_more_seldom(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 600)
+    wrong = Reader([(token + 1) % 250 for token in answer])
+    engine = make_engine(hashed=True, drafter={"wrong": wrong}, draft_policy="measured")
+    assert run(engine, 600).token_ids == answer
+    assert 5 <= wrong.asked() <= 9 + 600 // LONGEST_MODEL_PAUSE
+
+
+@pytest.mark.usefixtures("by_prior")
+def test_others_go_on_where_the_model_guess_ends(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 60)
+    first, rest = Reader(answer, length=2, estimate=0.9), Continues(answer)
+    engine = make_engine(hashed=True, drafter={"rest": rest, "first": first}, draft_policy="measured")
+    completion = run(engine, 60)
+    assert completion.token_ids == answer
+    assert engine.statistics()["drafters"]["rest"]["accepted"] > 10
+    after = [entry for entry in rest.told if entry[0] == "after"]
+    assert after and all(guessed == answer[answer.index(guessed[0]) :][: len(guessed)] for _, guessed, _ in after[:1])
+
+
+def test_sources_that_agree_are_one_row_and_one_that_fails_takes_nobody_along(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 40)
+
+    class Fails(Source):
+        def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+            if len(self.tokens[sequence_id]) > 10:
+                raise RuntimeError("a fault of the drafter")
+            return super().propose(sequence_id, max_tokens)
+
+    gate = Gate()
+    gate.open()
+    drafters = {"a": Source(answer, length=3), "b": Source(answer, length=5), "c": Fails(answer, length=2)}
+    engine = make_engine(hashed=True, drafter=drafters, wrap=gate.wrap)
+    completion = run(engine, 40)
+    assert completion.token_ids == answer
+    assert max(batch.n_rows for batch in gate.batches[1:]) == 6  # one row and five guesses, not ten
+    statistics = engine.statistics()
+    assert statistics["drafter_failed"] and set(statistics["drafters"]) == {"a", "b"}
+    assert statistics["accepted"] == statistics["drafted"] == statistics["drafters"]["b"]["accepted"]
+
+
+def test_readers_see_every_committed_row_once_and_in_order(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 30)
+    reader = Reader(answer, length=3)
+    engine = make_engine(hashed=True, drafter={"reader": reader})
+    assert run(engine, 30).token_ids == answer
+    stepped = [entry[2:] for entry in reader.told if entry[0] == "stepped"]
+    at = 0
+    for start, rows, n_blocks in stepped:
+        assert start == at and n_blocks * 256 >= start + len(rows)
+        at += len(rows)
+    assert at >= 3 + 30 - 5  # the step that ends the answer is not told
+    assert [rows for _, rows, _ in stepped[:2]] == [(0, 1, 2), (0, 1, 2, 3)]
+
+
+def test_choices_of_a_request_are_forks_for_the_drafters(make_engine: MakeEngine) -> None:
+    reader = Reader()
+    engine = make_engine(hashed=True, drafter={"reader": reader})
+    request = GenerationRequest((1, 2, 3), SamplingOptions(seed=1), 6, n=3, ignore_end=True, salt="mine")
+    engine.submit(request).result()
+    begun = [entry[1:] for entry in reader.told if entry[0] == "begin"]
+    assert len(begun) == 3 and {salt for _, salt in begun} == {"mine"}
+    parent = begun[0][0]
+    assert [entry[1:] for entry in reader.told if entry[0] == "forked"] == [
+        (begun[1][0], parent),
+        (begun[2][0], parent),
+    ]
+    steps = [entry for entry in reader.told if entry[0] == "stepped"]
+    for sequence, _ in begun[1:]:
+        assert next(entry for entry in steps if entry[1] == sequence)[2] == 3  # goes on where the prompt ended
+
+
+def test_requests_may_ask_for_no_drafts(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 12)
+    source = Source(answer)
+    engine = make_engine(hashed=True, drafter={"source": source})
+    assert run(engine, 12, draft=False).token_ids == answer
+    assert source.told == []
+    engine.submit(GenerationRequest((1, 2, 3), GREEDY, 0)).result()
+    assert source.told == []
+
+
+def test_a_given_answer_is_what_comes_out(make_engine: MakeEngine) -> None:
+    given = (9, 8, 7, 9, 8, 7, 6, 5)
+    source = Source(given, length=3)
+    engine = make_engine(hashed=True, drafter={"source": source})
+    (completion,) = engine.submit(GenerationRequest((1, 2), GREEDY, forced_ids=given, ignore_end=True)).result()
+    assert (completion.token_ids, completion.finish_reason) == (given, "length")
+    assert completion.timings.accepted > 3
+    with pytest.raises(RequestError, match="max_tokens"):
+        engine.submit(GenerationRequest((1, 2), GREEDY, 9, forced_ids=given))
+    with pytest.raises(RequestError, match="token 1 of forced_ids"):
+        engine.submit(GenerationRequest((1, 2), GREEDY, forced_ids=(1, 10**9)))
+    with pytest.raises(RequestError, match="salt"):
+        engine.submit(GenerationRequest((1, 2), GREEDY, 1, salt=b"x"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n_draws", [10_000, pytest.param(200_000, marks=pytest.mark.slow)])
+def test_d4_drafted_draws_follow_the_law(make_engine: MakeEngine, n_draws: int) -> None:
+    """A drafter that always guesses the least likely token changes neither the draws nor their law."""
+    probabilities = {7: 0.5, 3: 0.3, 20: 0.15, 11: 0.05}
+    scores = np.full(300, -50.0, np.float32)
+    scores[list(probabilities)] = np.log(list(probabilities.values()))
+
+    def steady(inner: Any) -> Any:
+        model = Steady(12, 8, 300)
+        model.scores = scores
+        return model
+
+    class PrefersTheLast(Source):
+        def guesses(self, sequence_id: int, most: int) -> list[int]:
+            return [11, 11][:most]
+
+    answers: dict[bool, list[int]] = {}
+    sampling = SamplingOptions(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
+    accepted = 0
+    for drafted in (False, True):
+        drafters = {"last": PrefersTheLast()} if drafted else {}
+        engine = make_engine(hashed=True, drafter=drafters, wrap=steady)
+        tokens: list[int] = []
+        for seed in range(n_draws // 1000):
+            request = GenerationRequest((1,), attrs.evolve(sampling, seed=seed), 1000, ignore_end=True)
+            (completion,) = engine.submit(request).result()
+            tokens += completion.token_ids
+        accepted = engine.statistics()["accepted"]
+        answers[drafted] = tokens
+    assert answers[True] == answers[False]
+    assert 0.03 * n_draws < accepted < 0.07 * n_draws
+    expected = np.array(list(probabilities.values())) * n_draws
+    counts = np.array([answers[True].count(token) for token in probabilities])
+    assert counts.sum() == n_draws
+    assert float(((counts - expected) ** 2 / expected).sum()) < 16.27  # 3 degrees of freedom, 0.1 %
+
+
+def test_rows_name_what_is_committed() -> None:
+    part = SequenceRows(4, 10, 2, np.zeros(1, np.int32), 0, draft_parents=(1, 2, 2))
+    assert part.committed_rows() == (4, 5)
+    assert part.committed_rows([0, 2]) == (4, 5, 6, 8)
