@@ -55,6 +55,12 @@ class Rates:
         return (PRIOR_WEIGHT * prior + right) / (PRIOR_WEIGHT + n)
 
 
+FIRST_REACH = 4.0
+"""Guesses that are taken to come true in a row before any has."""
+REACH_SMOOTHING = 0.25
+"""Weight of the last draft in the number of guesses that come true in a row."""
+
+
 class _Followed:
     """A draft while the tokens that follow are compared with it: at `node` now, `depth` tokens deep."""
 
@@ -85,6 +91,12 @@ class Acceptance:
         self._after_miss = 0
         self._after_loss = 0
         self._pause = 0
+        self._reach = FIRST_REACH
+
+    @property
+    def most_asked(self) -> int:
+        """How many guesses are worth asking for: twice as many as lately came true in a row, and a few more."""
+        return int(2.0 * self._reach) + 3
 
     def probability(self, depth: int, estimate: float) -> float:
         """The chance that a guess comes true if its parent does."""
@@ -130,7 +142,11 @@ class Acceptance:
                 draft.node, draft.depth = found, draft.depth + 1
                 if found in draft.children:
                     alive.append(draft)
-            elif draft.depth == 1:
+                else:  # right to its end: who knows how much farther
+                    self._reach = max(self._reach, float(draft.depth))
+                continue
+            self._reach += REACH_SMOOTHING * (draft.depth - 1 - self._reach)
+            if draft.depth == 1:
                 self._after_miss = min(self._longest_pause, 2 * self._after_miss + 1)
                 self._pause = max(self._pause, self._after_miss)
         self._followed = alive

@@ -198,8 +198,10 @@ class Drafting:
     def _ask(self, source: _Source, sequence: Sequence, most: int, guesses: dict[Sequence, GuessTree]) -> int:
         """Take a source's guesses in; how many there are."""
         record = self._records[sequence.number][source.name]
-        if self._policy == "measured" and not source.runs_model and not record.is_asked():
-            return 0
+        if self._policy == "measured" and not source.runs_model:
+            if not record.is_asked():
+                return 0
+            most = min(most, record.most_asked)
         began = time.perf_counter()
         draft = self._call(source, "propose", sequence.number, most)
         source.seconds += time.perf_counter() - began

@@ -97,6 +97,28 @@ def test_guesses_that_would_not_pay_pause_as_well() -> None:
     assert pauses == [1, 3, 7, 0, 1]
 
 
+def test_more_is_asked_for_while_all_comes_true_and_less_when_little_does() -> None:
+    record = Acceptance(Rates(), 4)
+    assert record.most_asked == 11
+    asked = []
+    for _ in range(3):
+        length = record.most_asked
+        record.proposed(chain(*range(length)))
+        for token in range(length):
+            record.chosen(token)
+        asked.append(record.most_asked)
+    assert asked == [2 * 12 + 3, 2 * 28 + 3, 2 * 60 + 3]  # each draft came true to its end
+    for _ in range(20):
+        record.proposed(chain(5, 6, 7))
+        record.chosen(5)
+        record.chosen(1)
+    assert record.most_asked == 5  # one of them in a row
+    for _ in range(20):
+        record.proposed(chain(5, 6, 7))
+        record.chosen(1)
+    assert record.most_asked == 3
+
+
 def test_chances_by_depth_count_all_estimates_together() -> None:
     rates = Rates()
     record = Acceptance(rates, 4)
