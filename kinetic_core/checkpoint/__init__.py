@@ -10,9 +10,17 @@ functions here are what families have in common: names, rope settings, orders of
 """
 
 from kinetic_core.checkpoint.config import CheckpointConfig
-from kinetic_core.checkpoint.format import CheckpointFormat, TensorRule, block_rules, model_rules
+from kinetic_core.checkpoint.format import (
+    ATTENTION,
+    SWIGLU,
+    CheckpointFormat,
+    TensorRule,
+    block_rules,
+    model_rules,
+)
 from kinetic_core.checkpoint.settings import (
     common_metadata,
+    expert_metadata,
     head_dim,
     layer_types,
     mamba2_metadata,
@@ -35,6 +43,8 @@ from kinetic_core.checkpoint.transforms import (
 )
 
 __all__ = [
+    "ATTENTION",
+    "SWIGLU",
     "CheckpointConfig",
     "CheckpointFormat",
     "TensorRule",
@@ -43,6 +53,7 @@ __all__ = [
     "block_rules",
     "chain",
     "common_metadata",
+    "expert_metadata",
     "first_half",
     "head_dim",
     "in_groups",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kinetic_core.checkpoint.transforms import Make, unchanged
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kinetic_core.checkpoint.config import CheckpointConfig
+
+ATTENTION: Mapping[str, str] = MappingProxyType(
+    {f"attn_{ours}": f"self_attn.{ours[0]}_proj" for ours in ("q", "k", "v", "output")}
+)
+"""The projections of attention, as most families call them."""
+SWIGLU: Mapping[str, str] = MappingProxyType({f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")})
+"""Those of a gated feed-forward layer."""
 
 
 @dataclass(frozen=True)

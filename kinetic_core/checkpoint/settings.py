@@ -56,6 +56,15 @@ def layer_types(config: CheckpointConfig, *known: str, default: tuple[str, ...] 
     return kinds
 
 
+def expert_metadata(config: CheckpointConfig) -> dict[str, Any]:
+    """The keys of routed experts."""
+    return {
+        "expert_count": config.get_int("num_experts", minimum=1),
+        "expert_used_count": config.get_int("num_experts_per_tok", minimum=1),
+        "expert_feed_forward_length": config.get_int("moe_intermediate_size", minimum=1),
+    }
+
+
 def mamba2_metadata(config: CheckpointConfig) -> dict[str, Any]:
     """The keys of Mamba-2 layers: the inner width is ``mamba_d_ssm``, or a multiple of the hidden size."""
     width = config.get_int("hidden_size", minimum=1)

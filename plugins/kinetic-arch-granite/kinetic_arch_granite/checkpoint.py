@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kinetic_core.checkpoint import (
+    ATTENTION,
     CheckpointConfig,
     CheckpointFormat,
     TensorRule,
@@ -34,10 +35,7 @@ from kinetic_core.checkpoint import (
 
 _MIXERS = {
     "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
+    **ATTENTION,
     "ssm_in": "mamba.in_proj",
     "ssm_conv1d": "mamba.conv1d",
     "ssm_norm": "mamba.norm",

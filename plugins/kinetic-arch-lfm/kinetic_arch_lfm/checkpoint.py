@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.checkpoint import (
+    ATTENTION,
     CheckpointConfig,
     CheckpointFormat,
     TensorRule,
     block_rules,
     common_metadata,
+    expert_metadata,
     head_dim,
     layer_types,
     model_rules,
@@ -30,9 +32,7 @@ _SHARED = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.conv": "conv.conv",
     "shortconv.out_proj": "conv.out_proj",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
+    **ATTENTION,
     "ffn_gate": "feed_forward.w1",
     "ffn_up": "feed_forward.w3",
     "ffn_down": "feed_forward.w2",
@@ -54,7 +54,6 @@ _LFM3 = {
     "attn_gate": "self_attn.gate_proj",  # the module itself is called g_proj
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
 }
 
 
@@ -93,9 +92,7 @@ def _lfm2_metadata(config: CheckpointConfig, *, adjusted: bool = True) -> dict[s
 def _lfm2moe_metadata(config: CheckpointConfig) -> dict[str, Any]:
     return {
         **_lfm2_metadata(config, adjusted=False),
-        "expert_count": config.get_int("num_experts", minimum=1),
-        "expert_used_count": config.get_int("num_experts_per_tok", minimum=1),
-        "expert_feed_forward_length": config.get_int("moe_intermediate_size", minimum=1),
+        **expert_metadata(config),
         "leading_dense_block_count": config.get_int("num_dense_layers", default=0),
         "expert_gating_func": 2,
         "expert_weights_norm": config.get_bool("norm_topk_prob", default=True),

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.checkpoint import (
+    ATTENTION,
+    SWIGLU,
     CheckpointConfig,
     CheckpointFormat,
     TensorRule,
@@ -25,14 +27,9 @@ from kinetic_core.checkpoint import (
 
 _MODULES = {
     "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
+    **ATTENTION,
     "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+    **SWIGLU,
 }
 
 

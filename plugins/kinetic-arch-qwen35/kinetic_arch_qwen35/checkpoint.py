@@ -16,12 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.checkpoint import (
+    ATTENTION,
+    SWIGLU,
     CheckpointConfig,
     CheckpointFormat,
     TensorRule,
     block_rules,
     chain,
     common_metadata,
+    expert_metadata,
     first_half,
     layer_types,
     model_rules,
@@ -35,28 +38,17 @@ from kinetic_core.checkpoint import (
 )
 
 _Array = npt.NDArray[np.float32]
-_ATTENTION = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-}
 _NORMS = {
     "attn_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
 }
-_DENSE = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{expert}.up_proj",
-    "ffn_down_exps": "mlp.experts.{expert}.down_proj",
+    **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_exps": f"mlp.experts.{{expert}}.{part}_proj" for part in ("gate", "up", "down")},
 }
 _PREDICTION = {
     "nextn.eh_proj": "fc",
@@ -122,9 +114,7 @@ def _expert_metadata(config: CheckpointConfig) -> dict[str, Any]:
     config.expect("norm_topk_prob", True)
     return {
         **_metadata(config),
-        "expert_count": config.get_int("num_experts", minimum=1),
-        "expert_used_count": config.get_int("num_experts_per_tok", minimum=1),
-        "expert_feed_forward_length": config.get_int("moe_intermediate_size", minimum=1),
+        **expert_metadata(config),
         "expert_shared_feed_forward_length": config.get_int("shared_expert_intermediate_size", minimum=1),
     }
 
@@ -192,7 +182,7 @@ def _rules(config: CheckpointConfig, feed_forward: Mapping[str, str]) -> list[Te
 
 
 def _block(block: str, layer: str, feed_forward: Mapping[str, str]) -> list[TensorRule]:
-    modules = {**_NORMS, **_ATTENTION, **feed_forward}
+    modules = {**_NORMS, **ATTENTION, **feed_forward}
     rules = block_rules(modules, dict.fromkeys(_NORMS, plus_one), block=block, layer=layer)
     if "ffn_gate_exps" in feed_forward:
         packed = layer + "mlp.experts."
@@ -230,7 +220,7 @@ _SKIPPED = {"model.visual.": "the vision part"}
 DENSE = CheckpointFormat(
     ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
     _dense_metadata,
-    lambda config: _rules(config, _DENSE),
+    lambda config: _rules(config, SWIGLU),
     skipped=_SKIPPED,
 )
 EXPERTS = CheckpointFormat(
