@@ -21,6 +21,7 @@ from kinetic_core.conformance.on_models import registered_backend
 from kinetic_core.conformance.suite import Case, ClauseFailure, Conformance, NotApplicable, told
 from kinetic_core.errors import PluginError, describe
 from kinetic_core.plugins import Plugin, Registered, Registry
+from kinetic_core.reference.backend import ReferenceBackend
 
 Outcome = Literal["passed", "failed", "not applicable", "expected failure"]
 
@@ -32,6 +33,8 @@ SUITES: dict[str, type[Conformance]] = {
     "head": HeadConformance,
 }
 """Kind -> its suite."""
+REFERENCE_FORMATS = ("F32", "Q8_0")
+"""The NumPy reference computes on the numbers that a format stands for, so one quantized format shows all."""
 
 
 @attrs.frozen
@@ -118,6 +121,8 @@ def _suite(base: type[Conformance], entry: Registered, key: str, registry: Regis
     values: dict[str, Any] = {"target": resolve(entry.kind, entry.registration.name), "name": key}
     if hasattr(base, "backend"):
         values["backend"] = registry.get("backend", backend)
+    if values["target"] is ReferenceBackend:
+        values["formats"] = REFERENCE_FORMATS
     return type(f"Test{entry.registration.name}", (base,), values)
 
 

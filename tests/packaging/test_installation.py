@@ -58,10 +58,11 @@ def test_wheels_install_in_an_empty_environment(wheels: dict[str, Path], tmp_pat
 def test_one_plugin_alone_runs_its_family_and_names_the_missing_one(
     clone: Path, wheels: dict[str, Path], tmp_path: Path
 ) -> None:
-    kinetic = install(tmp_path / "env", wheels["kinetic-core"], wheels["kinetic-arch-qwen35"])
+    names = ("kinetic-core", "kinetic-arch-qwen35", "kinetic-drafters")  # what one family needs, and no other one
+    kinetic = install(tmp_path / "env", *(wheels[name] for name in names))
     listed = json.loads(run(kinetic, "plugins", "--strict", "--json", cwd=tmp_path))
     assert listed["problems"] == []
-    assert {plugin["distribution"] for plugin in listed["plugins"]} == {"kinetic-core", "kinetic-arch-qwen35"}
+    assert {plugin["distribution"] for plugin in listed["plugins"]} == set(names)
     data = clone / "tests" / "data"
     options = ("--raw", "--temperature", "0", "-n", "5")
     answers = [
@@ -69,6 +70,8 @@ def test_one_plugin_alone_runs_its_family_and_names_the_missing_one(
         for backend in ((), ("--backend", "reference"))
     ]
     assert answers[0].strip() and answers[0] == answers[1]
+    described = json.loads(run(kinetic, "info", str(data / "qwen35-bf16.gguf"), "--json", cwd=tmp_path))
+    assert described["plugin"] == "kinetic-arch-qwen35" and {"context", "requests"} <= set(described["drafters"])
     granite = str(data / "granitehybrid-q4_k_m.gguf")
     error = run(kinetic, "run", granite, "The sea is", *options, cwd=tmp_path, status=1)
     assert error.startswith("error: no installed plugin runs this model's architecture: got 'granitehybrid'")
