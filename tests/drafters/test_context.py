@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from array import array
 from collections.abc import Sequence
 
 import pytest
+from kinetic_drafters.alignment import WINDOW, WORTH_KEEPING, Alignment
 from kinetic_drafters.context import ContextDrafter
 from kinetic_drafters.continuation import LEAST_REACHED
 
@@ -64,6 +66,44 @@ def test_the_likely_path_is_deep_and_another_short() -> None:
 def test_a_loop_goes_on() -> None:
     draft = after([5, *[1, 2, 3] * 4], 8)
     assert draft is not None and draft.tree.token_ids == (1, 2, 3, 1, 2, 3, 1, 2)
+
+
+def test_a_loop_that_was_seen_once_goes_on_and_on() -> None:
+    draft = after([5, 1, 2, 3, 1, 2, 3], 8)
+    assert draft is not None and draft.tree.token_ids == (1, 2, 3, 1, 2, 3, 1, 2)
+    drafter = ContextDrafter()
+    drafter.begin(1, [1, 2, 1])
+    draft = drafter.propose_after(1, [2], 4)  # the guess is part of the loop
+    assert draft is not None and draft.tree.token_ids == (1, 2, 1, 2)
+
+
+def test_a_path_ends_where_it_is_unlikely_to_be_right() -> None:
+    text = random_tokens(12, 100)
+    weak, strong = after([*text, 9, *text[20:22]], 31), after([*text, 9, *text[:60]], 31)
+    assert weak is not None and strong is not None
+    assert 4 <= len(weak.tree.token_ids) < 16 <= len(strong.tree.token_ids)
+    for draft in (weak, strong):
+        reached = 1.0
+        for share in draft.expected:
+            reached *= share
+        assert reached >= LEAST_REACHED
+
+
+def test_texts_meet_again_where_more_tokens_agree() -> None:
+    text = array("i", [*range(100, 120), 1, 50, 2, 51, 1, 52, 3, 53, 1, 54])
+    sequence = array("i", [*range(100, 120)])
+    ahead: Alignment[None] = Alignment(None, text, 19, 20, 20)
+    assert ahead.follow(sequence) == 0 and ahead.met_again(sequence, len(text)) is None  # it did not part
+    sequence.extend([7, 1])
+    assert ahead.follow(sequence) == 0
+    assert ahead.met_again(sequence, len(text)) == (20, 1)
+    assert ahead.met_again(array("i", [*sequence[:-2], 51, 1]), len(text)) == (24, 2)
+    assert ahead.met_again(array("i", [*sequence[:-2], 53, 1]), 28) == (
+        20,
+        1,
+    )  # what lies behind the end does not count
+    assert ahead.met_again(array("i", [*sequence, *[7] * WINDOW, 1]), len(text)) is None
+    assert Alignment(None, text, 19, WORTH_KEEPING - 1, 20).met_again(sequence, len(text)) is None
 
 
 def test_text_that_cannot_be_guessed_has_no_drafts() -> None:

@@ -117,13 +117,32 @@ def test_what_is_known_is_not_held_twice() -> None:
     for _ in range(10):
         learn(drafter, text)
     assert drafter.statistics() == before
-    learn(drafter, [*text[:1000], *random_tokens(9, 100), *text[1000:]])
-    added = drafter.statistics()["tokens_indexed"] - before["tokens_indexed"]
-    assert 100 <= added <= 100 + 2 * SLICE
-    # Drafts go on from one document into the other, both ways.
-    new = random_tokens(9, 100)
-    assert tokens_of(after(drafter, [*text[900:1000], *new[:95]])) == (*new[95:], *text[1000:1003])
+    new = random_tokens(9, 2 * SLICE)
+    learn(drafter, [*text[:1000], *new, *text[1000:]])
+    assert drafter.statistics()["tokens_indexed"] == before["tokens_indexed"] + 2 * SLICE
+    # Drafts go on from one document into the other, both ways, from the first token on.
+    assert tokens_of(after(drafter, [*text[980:1000], new[0]])) == tuple(new[1:9])
+    assert tokens_of(after(drafter, [*text[900:1000], *new[:-5]])) == (*new[-5:], *text[1000:1003])
     assert tokens_of(after(drafter, [*new[60:], *text[1000:1010]])) == tuple(text[1010:1018])
+
+
+def test_what_stood_apart_is_not_put_together() -> None:
+    drafter = RequestsDrafter()
+    known, new = random_tokens(15, 300), random_tokens(16, 4 * SLICE)
+    learn(drafter, known)
+    learn(drafter, [*new[: 2 * SLICE], *known, *new[2 * SLICE :]])
+    assert tokens_of(after(drafter, known[12:32])) == tuple(known[32:40])
+    assert tokens_of(after(drafter, known[280:])) == tuple(new[2 * SLICE : 2 * SLICE + 8])
+
+
+def test_a_running_request_is_no_earlier_one() -> None:
+    drafter = RequestsDrafter()
+    text = random_tokens(17, 3 * SLICE)
+    drafter.begin(1, text[:10])
+    for token in [*text[10:], *text]:
+        drafter.committed(1, (token,))
+        assert drafter.propose(1, 4) is None
+    assert drafter.statistics()["tokens_indexed"] >= len(text)
 
 
 def test_a_long_request_is_cut_into_documents() -> None:
@@ -185,6 +204,15 @@ def test_who_holds_most_gives_way() -> None:
         assert tokens_of(after(drafter, text[100:150], salt)) == tuple(text[150:158])
 
 
+def test_what_others_leave_is_made_use_of() -> None:
+    drafter = RequestsDrafter(8 * TENANT_BYTES)
+    learn(drafter, random_tokens(1, 100), "small")
+    for number in range(60):
+        learn(drafter, random_tokens(number, 700), "large")
+    assert drafter.statistics()["memory_bytes"] > 5 * TENANT_BYTES
+    assert tokens_of(after(drafter, random_tokens(1, 100)[:50], "small"))
+
+
 def test_as_many_tenants_as_the_memory_has_room_for() -> None:
     drafter = RequestsDrafter(3 * TENANT_BYTES)
     texts = {salt: random_tokens(salt, 200) for salt in "abcdef"}
@@ -230,10 +258,11 @@ def test_what_helps_stays() -> None:
     helpful, other = random_tokens(12, 500), random_tokens(13, 500)
     learn(drafter, helpful)
     learn(drafter, other)
-    drafter.begin(1, helpful[:100])
-    for token in helpful[100:200]:
-        drafter.propose(1, 4)
-        drafter.committed(1, (token,))
+    drafter.begin(1, helpful[:10])
+    for start in range(10, 400, 60):  # never so much at a time that it counts as known
+        for token in (*helpful[start : start + 30], *random_tokens(start, 40)):
+            drafter.propose(1, 4)
+            drafter.committed(1, (token,))
     drafter.end(1)
     for number in range(100, 150):
         learn(drafter, random_tokens(number, 500))

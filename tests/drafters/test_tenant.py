@@ -94,6 +94,17 @@ def test_more_places_than_a_bucket_holds() -> None:
     assert [length for length, _, _ in found] == [20] * WAYS
 
 
+def test_of_too_many_places_those_of_helpful_documents_stay() -> None:
+    phrase = random_tokens(1, 20)
+    index = TenantIndex()
+    helpful = [add(index, [*phrase, number], number) for number in range(3)]
+    for document in helpful:
+        index.helped(document, HELPFUL)
+    others = [add(index, [*phrase, number], number) for number in range(10, 40)]
+    found = [document for _, document, _ in index.find(ints(phrase))]
+    assert found[-3:] == helpful[::-1] and found[:-3] == others[: -(WAYS - 3) - 1 : -1]
+
+
 def test_a_hash_alone_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_module, "tail_hashes", lambda tail, sizes: [5 for size in sizes if size <= len(tail)])
     monkeypatch.setattr(
@@ -110,10 +121,10 @@ def test_entries_of_documents_that_left_find_nothing_wrong(monkeypatch: pytest.M
     monkeypatch.setattr(tenant_module, "MOST_SLOTS", 3)
     index = TenantIndex()
     texts = [random_tokens(seed, 200) for seed in range(6)]
-    for tokens in texts[:3]:
-        add(index, tokens)
+    left = [add(index, tokens) for tokens in texts[:3]]
     while index.evict():
         pass
+    assert not any(document.tokens for document in left)
     assert index.n_documents == index.n_indexed == index.n_unproven == 0 and index.evictions == 3
     kept = [add(index, tokens[:150]) for tokens in texts[3:]]
     assert sorted(document.slot for document in kept) == [0, 1, 2]
@@ -129,7 +140,7 @@ def test_entries_of_documents_that_left_find_nothing_wrong(monkeypatch: pytest.M
 def test_known_is_the_longest_run_from_the_first_token_on() -> None:
     text = random_tokens(4, 500)
     index = TenantIndex()
-    short, long = add(index, text[100:180]), add(index, [7, *text[:300]])
+    long, short = add(index, [7, *text[:300]]), add(index, text[100:180])
     last = add(index, text[400:440])
     assert index.known(ints(text[100:])) == (long, 200)
     assert index.known(ints([*text[100:170], *text[:200]])) in [(long, 70), (short, 70)]
@@ -198,6 +209,14 @@ def test_the_limit_holds_after_every_addition(limit_bytes: int) -> None:
         assert index.n_unproven == sum(d.n_indexed for d in held if not d.is_helpful)
     assert index.evictions == len(documents) - len(held) > 0
     assert peak > 0.7 * limit_bytes
+
+
+def test_the_limit_holds_for_small_documents() -> None:
+    index = TenantIndex()
+    for number in range(200):
+        add(index, random_tokens(number, 5), 0, 1 << 16)
+        assert index.held_bytes <= 1 << 16
+    assert index.evictions > 50
 
 
 def every_place(index: TenantIndex, documents: Sequence[Document]) -> float:

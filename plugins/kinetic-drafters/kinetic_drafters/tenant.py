@@ -146,7 +146,8 @@ class TenantIndex:
         document.used = self.clock
         self._fit_tables(limit_bytes)
         if document.slot >= 0:
-            self._index(document, start)
+            # With the first tokens the one before them: what followed it is new.
+            self._index(document, max(0, start - 1) if start == document.lead else start)
         while self.held_bytes > limit_bytes and self.evict():
             pass
         return len(tokens)
