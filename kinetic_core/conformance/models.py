@@ -22,6 +22,8 @@ from kinetic_core.reference.random_model import random_model
 
 N_BLOCKS, N_SLOTS, MAX_ROWS = 6, 6, 320
 SEED = 3
+ONE_BY_ONE = 32
+"""Tokens at the end of a sequence that always run one by one."""
 POISON = b"\xff"
 """A byte that, repeated, is no number in any float type: what nobody wrote must reach no answer."""
 
@@ -53,7 +55,7 @@ class TinyModel:
         self.backend = backend
         self._head = head
         self._open: dict[Any, Executable] = {}
-        self._plain: dict[Tokens, tuple[F32, bytes]] = {}
+        self._plain: dict[tuple[Tokens, tuple[int, ...]], tuple[F32, bytes]] = {}
 
     @functools.cached_property
     def source(self) -> MemoryTensors:
@@ -119,13 +121,18 @@ class TinyModel:
         )
         return backend().load(self.program, self.source, attrs.evolve(sizes, **options))
 
-    def plain(self, tokens: Tokens) -> tuple[F32, bytes]:
-        """(logits f32[tokens, vocab], recurrent states) of tokens run one by one, alone: what everything is held to."""
-        if tokens not in self._plain:
+    def plain(self, tokens: Tokens, *, singly: bool = False) -> tuple[F32, bytes]:
+        """(logits f32[tokens, vocab], recurrent states) of tokens run alone: what everything is held to.
+
+        The last ones run one by one; those before them in one batch, which is much faster and which the first clause
+        holds to running one by one, or `singly` as well.
+        """
+        sizes = (1,) if singly else (max(1, len(tokens) - ONE_BY_ONE), 1)
+        if (tokens, sizes) not in self._plain:
             executable = self.executable("plain")
-            rows = prompt(executable, tokens, [1])
-            self._plain[tokens] = rows, executable.read_slot(0)
-        return self._plain[tokens]
+            rows = prompt(executable, tokens, sizes)
+            self._plain[tokens, sizes] = rows, executable.read_slot(0)
+        return self._plain[tokens, sizes]
 
     def close(self) -> None:
         """Close every executable."""

@@ -42,7 +42,7 @@ def tree(vocab: int, pairs: Sequence[tuple[int, int]] = TREE) -> tuple[tuple[int
 def batch_equals_one_by_one(model: TinyModel) -> None:
     """One batch against single rows, over the edge of a block."""
     tokens = model.tokens(1, LONG)
-    expected, expected_states = model.plain(tokens)
+    expected, expected_states = model.plain(tokens, singly=True)
     executable = model.executable()
     got = step(executable, Part(tokens))[0]
     require_rows(got, expected, f"a prompt of {LONG} tokens in one batch against one token at a time")
@@ -52,7 +52,7 @@ def batch_equals_one_by_one(model: TinyModel) -> None:
 def any_split(model: TinyModel) -> None:
     """A prompt in two and more steps of many sizes."""
     tokens = model.tokens(1, LONG)
-    expected, expected_states = model.plain(tokens)
+    expected, expected_states = model.plain(tokens, singly=True)
     for sizes in ((1, 262), (262, 1), (7, 9, 13, 234), (2,), (63, 64, 65, 71), (256, 7)):
         executable = model.executable()
         what = f"a prompt run in steps of {', '.join(map(str, sizes))} tokens"
@@ -92,7 +92,7 @@ def anywhere(model: TinyModel) -> None:
 def threads(model: TinyModel) -> None:
     """One, two and three worker threads."""
     tokens = model.tokens(1, LONG)
-    expected, states = model.plain(tokens)
+    expected, states = model.plain(tokens, singly=True)
     for n_threads in (1, 3):
         executable = model.executable("threads", n_threads=n_threads)
         what = f"{n_threads} thread{'s' if n_threads > 1 else ''} against 2"
