@@ -69,8 +69,8 @@ def test_a_loop_goes_on() -> None:
 
 
 def test_a_loop_that_was_seen_once_goes_on_and_on() -> None:
-    draft = after([5, 1, 2, 3, 1, 2, 3], 8)
-    assert draft is not None and draft.tree.token_ids == (1, 2, 3, 1, 2, 3, 1, 2)
+    draft = after([9, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5], 8)
+    assert draft is not None and draft.tree.token_ids == (1, 2, 3, 4, 5, 1, 2, 3)
     drafter = ContextDrafter()
     drafter.begin(1, [1, 2, 1])
     draft = drafter.propose_after(1, [2], 4)  # the guess is part of the loop
