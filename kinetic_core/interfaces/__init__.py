@@ -15,12 +15,13 @@ from kinetic_core.interfaces.backend import (
     KernelBackend,
     LoadOptions,
 )
-from kinetic_core.interfaces.batch import HeadRequest, RowBatch, SequenceRows
+from kinetic_core.interfaces.batch import BLOCK_TOKENS, HeadRequest, RowBatch, SequenceRows
 from kinetic_core.interfaces.cache import CacheCapabilities, CachedPrefix, PrefixCache
 from kinetic_core.interfaces.drafter import Draft, Drafter, DrafterCapabilities, DraftTree, SequenceStep
 from kinetic_core.interfaces.head import HeadCapabilities, OutputHead
 
 __all__ = [
+    "BLOCK_TOKENS",
     "Architecture",
     "ArchitectureCapabilities",
     "BackendCapabilities",

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kinetic_core.interfaces import (
+    BLOCK_TOKENS,
     Draft,
     Drafter,
     DrafterCapabilities,
@@ -21,7 +22,6 @@ from kinetic_core.interfaces import (
     SequenceRows,
     SequenceStep,
 )
-from kinetic_core.interfaces.batch import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from kinetic_core.interfaces import Executable
