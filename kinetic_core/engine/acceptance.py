@@ -79,15 +79,17 @@ class _Followed:
 class Acceptance:
     """One source's record with one sequence, on top of its record with everyone.
 
-    A source that misses outright (its first guess is wrong) is not asked for a while: one step, then 3, 7, … up to
-    `longest_pause`, until a guess comes true. One whose guesses would not pay is left alone in the same way.
+    A source none of whose guesses is worth a row is not asked for a while: one step, then 3, 7, … up to
+    `longest_pause`, until one is. Where asking costs time of the model (`costly`), the same goes for outright misses:
+    first guesses that were wrong.
     """
 
-    def __init__(self, everyone: Rates, longest_pause: int) -> None:
+    def __init__(self, everyone: Rates, longest_pause: int, *, costly: bool = False) -> None:
         self._everyone = everyone
         self._own = Rates()
         self._followed: list[_Followed] = []
         self._longest_pause = longest_pause
+        self._costly = costly
         self._after_miss = 0
         self._after_loss = 0
         self._pause = 0
@@ -117,7 +119,7 @@ class Acceptance:
         return True
 
     def paid(self, pays: bool) -> None:
-        """Would the guesses that the source was asked for have been worth their time?"""
+        """Was any of the source's guesses worth its time?"""
         self._after_loss = 0 if pays else min(self._longest_pause, 2 * self._after_loss + 1)
         self._pause = max(self._pause, self._after_loss)
 
@@ -146,7 +148,7 @@ class Acceptance:
                     self._reach = max(self._reach, float(draft.depth))
                 continue
             self._reach += REACH_SMOOTHING * (draft.depth - 1 - self._reach)
-            if draft.depth == 1:
+            if draft.depth == 1 and self._costly:
                 self._after_miss = min(self._longest_pause, 2 * self._after_miss + 1)
                 self._pause = max(self._pause, self._after_miss)
         self._followed = alive

@@ -26,7 +26,7 @@ DraftPolicy = Literal["measured", "always"]
 
 MAX_DRAFT = 31
 """Most draft rows of one sequence in a step."""
-LONGEST_PAUSE = 4
+LONGEST_PAUSE = 7
 """Steps for which a source that only looks things up is left alone at most: asking it costs microseconds."""
 LONGEST_MODEL_PAUSE = 128
 """The same for a source that runs a part of the model: a useless guess in 129 steps costs less than 1 %."""
@@ -105,7 +105,11 @@ class Drafting:
             return
         sequence.is_drafted = True
         self._records[sequence.number] = {
-            source.name: Acceptance(source.everyone, LONGEST_MODEL_PAUSE if source.runs_model else LONGEST_PAUSE)
+            source.name: Acceptance(
+                source.everyone,
+                LONGEST_MODEL_PAUSE if source.runs_model else LONGEST_PAUSE,
+                costly=source.runs_model,
+            )
             for source in self._sources
         }
         for source in list(self._sources):
@@ -168,7 +172,17 @@ class Drafting:
             chosen = {sequence: list(range(len(tree.token_ids))) for sequence, tree in guesses.items()}
         else:
             chosen, _ = best_rows(guesses, len(answering), self.costs, most=n_rows_free, other_s=other_s)
+            self._judge(guesses, chosen)
         return self._fit(guesses, chosen, n_rows_free)
+
+    def _judge(self, guesses: dict[Sequence, GuessTree], chosen: dict[Sequence, list[int]]) -> None:
+        """Sources that look things up and had nothing worth a row for a sequence are left alone for a while."""
+        for sequence, tree in guesses.items():
+            used = set().union(*(tree.sources[node] for node in chosen.get(sequence, ())))
+            offered = set().union(*tree.sources)
+            for source in self._of(runs_model=False):
+                if source.name in offered:
+                    self._records[sequence.number][source.name].paid(source.name in used)
 
     def _of(self, *, runs_model: bool) -> list[_Source]:
         return [source for source in self._sources if source.runs_model is runs_model]

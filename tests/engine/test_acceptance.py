@@ -66,7 +66,7 @@ def test_a_branch_is_followed_where_it_is_right() -> None:
 
 
 def test_misses_pause_for_longer_and_longer_and_a_hit_ends_that() -> None:
-    record = Acceptance(Rates(), 6)
+    record = Acceptance(Rates(), 6, costly=True)
 
     def pause_after(draft: Draft, token: int) -> int:
         record.proposed(draft)
@@ -83,6 +83,10 @@ def test_misses_pause_for_longer_and_longer_and_a_hit_ends_that() -> None:
     record.chosen(5)
     record.chosen(1)  # wrong at the second token: no outright miss
     assert record.is_asked()
+    cheap = Acceptance(Rates(), 6)
+    cheap.proposed(chain(5))
+    cheap.chosen(1)
+    assert cheap.is_asked()  # where asking costs nothing, only what is not worth a row pauses
 
 
 def test_guesses_that_would_not_pay_pause_as_well() -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from kinetic_core.interfaces import Draft, DraftTree
 
 LENGTHS = 64
-_LENGTHS_MEASURED = [2, 3, 4, 5, 6, 8, 16, 32, 64]
-_ESCAPES_MEASURED = [0.60, 0.55, 0.46, 0.40, 0.28, 0.17, 0.14, 0.11, 0.08]
+_LENGTHS_MEASURED = [1, 2, 3, 4, 5, 6, 8, 16, 32, 64]
+_ESCAPES_MEASURED = [0.66, 0.60, 0.55, 0.46, 0.40, 0.28, 0.17, 0.14, 0.11, 0.08]
 ESCAPES: tuple[float, ...] = tuple(np.interp(range(LENGTHS + 1), _LENGTHS_MEASURED, _ESCAPES_MEASURED).tolist())
 """By matched tokens: the share of next tokens that were none of those that had followed one such place before.
 

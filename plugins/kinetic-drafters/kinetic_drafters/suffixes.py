@@ -22,7 +22,7 @@ from kinetic_drafters.ngrams import (
     view,
 )
 
-SIZES = (2, 4, 8)
+SIZES = (1, 2, 4, 8)
 """The n-grams that places are looked up by; the first is the least match."""
 PLACES = 4
 """Places looked at per size: the last ones."""
@@ -44,7 +44,7 @@ class SuffixIndex:
     links[k][position]: the one before it, -1 for none.
     pending:            tokens that were not indexed yet.
 
-    Takes O(1) per token: at most STEPS links are followed per size. At most 72 bytes per token and 8,000 besides.
+    Takes O(1) per token: at most STEPS links are followed per size. At most 96 bytes per token and 8,000 besides.
     """
 
     __slots__ = ("bits", "heads", "links", "pending", "rolling", "tokens")
