@@ -6,7 +6,6 @@ formats of the weights, and with mixtures of experts on how many experts the row
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
         self._measured_at: dict[int, int] = {}
         self._n_steps = 0
         self._known: list[tuple[int, float]] | None = None
@@ -37,7 +37,9 @@ class StepCosts:
         self._n_steps += 1
         if n_rows not in self._seconds or self._age(n_rows) > FORGOTTEN_AFTER:
             self._seconds[n_rows] = deque(maxlen=REMEMBERED)
-        self._seconds[n_rows].append(seconds)
+        values = self._seconds[n_rows]
+        values.append(seconds)
+        self._medians[n_rows] = sorted(values)[len(values) // 2]
         self._measured_at[n_rows] = self._n_steps
         self._known = None
 
@@ -58,14 +60,15 @@ class StepCosts:
 
         Between measured numbers of rows the curve has the shape of the prior, scaled to meet them.
         """
-        if self._known is None:
-            fresh = sorted(n for n in self._seconds if self._age(n) <= FORGOTTEN_AFTER)
-            self._known = [(n, statistics.median(self._seconds[n])) for n in fresh]
-        if not self._known:
+        known = self._known  # held here: another thread may ask while the engine's measures
+        if known is None:
+            medians = sorted(self._medians.items())
+            known = self._known = [(n, median) for n, median in medians if self._age(n) <= FORGOTTEN_AFTER]
+        if not known:
             return prior(n_rows)
-        at = bisect_left(self._known, (n_rows, 0.0))
-        low, low_s = self._known[max(at - 1, 0)]
-        high, high_s = self._known[min(at, len(self._known) - 1)]
+        at = bisect_left(known, (n_rows, 0.0))
+        low, low_s = known[max(at - 1, 0)]
+        high, high_s = known[min(at, len(known) - 1)]
         if high == n_rows:
             return high_s
         low_scale, high_scale = low_s / prior(low), high_s / prior(high)
@@ -80,6 +83,6 @@ class StepCosts:
 
 def prior(n_rows: int) -> float:
     """The cost of n rows over that of one before anything is measured."""
-    at = max(1, min(bisect_left([n for n, _ in PRIOR], n_rows), len(PRIOR) - 1))
+    at = max(1, min(bisect_left(PRIOR, (n_rows, 0.0)), len(PRIOR) - 1))
     (low, cost_low), (high, cost_high) = PRIOR[at - 1], PRIOR[at]
     return cost_low + (n_rows - low) * (cost_high - cost_low) / (high - low)
