@@ -55,6 +55,8 @@ class Rates:
         return (PRIOR_WEIGHT * prior + right) / (PRIOR_WEIGHT + n)
 
 
+PATIENCE = 4
+"""Looking for guesses in vain costs a source nothing so many times: texts have such places between what repeats."""
 FIRST_REACH = 4.0
 """Guesses that are taken to come true in a row before any has."""
 REACH_SMOOTHING = 0.25
@@ -79,9 +81,9 @@ class _Followed:
 class Acceptance:
     """One source's record with one sequence, on top of its record with everyone.
 
-    A source none of whose guesses is worth a row is not asked for a while: one step, then 3, 7, … up to
-    `longest_pause`, until one is. Where asking costs time of the model (`costly`), the same goes for outright misses:
-    first guesses that were wrong.
+    A source that had nothing worth a row `PATIENCE` times in a row is left alone: for one step, then 3, 7, … up to
+    `longest_pause`, until it has. Where asking costs time of the model (`costly`), there is no patience, and the same
+    goes for outright misses: first guesses that were wrong.
     """
 
     def __init__(self, everyone: Rates, longest_pause: int, *, costly: bool = False) -> None:
@@ -91,7 +93,7 @@ class Acceptance:
         self._longest_pause = longest_pause
         self._costly = costly
         self._after_miss = 0
-        self._after_loss = 0
+        self._losses = 0
         self._pause = 0
         self._reach = FIRST_REACH
 
@@ -119,9 +121,11 @@ class Acceptance:
         return True
 
     def paid(self, pays: bool) -> None:
-        """Was any of the source's guesses worth its time?"""
-        self._after_loss = 0 if pays else min(self._longest_pause, 2 * self._after_loss + 1)
-        self._pause = max(self._pause, self._after_loss)
+        """Had the source a guess that was worth its time?"""
+        self._losses = 0 if pays else self._losses + 1
+        beyond = min(self._losses - (0 if self._costly else PATIENCE), 16)
+        if beyond > 0:
+            self._pause = max(self._pause, min(self._longest_pause, 2**beyond - 1))
 
     def proposed(self, draft: Draft) -> None:
         """The source was asked and gave this."""

@@ -220,6 +220,8 @@ class Drafting:
         draft = self._call(source, "propose", sequence.number, most)
         source.seconds += time.perf_counter() - began
         if draft is None or not draft.tree.token_ids or not self._is_sound(source, draft, most):
+            if not source.runs_model:
+                record.paid(False)
             return 0
         record.proposed(draft)
         guesses.setdefault(sequence, GuessTree()).add(source.name, draft, record)

@@ -6,6 +6,7 @@ import pytest
 
 from kinetic_core.engine.acceptance import (
     ANY_ESTIMATE,
+    PATIENCE,
     PRIOR_WEIGHT,
     UNSEEN,
     Acceptance,
@@ -90,15 +91,19 @@ def test_misses_pause_for_longer_and_longer_and_a_hit_ends_that() -> None:
 
 
 def test_guesses_that_would_not_pay_pause_as_well() -> None:
-    record = Acceptance(Rates(), 100)
-    pauses = []
-    for pays in (False, False, False, True, False):
-        record.paid(pays)
-        count = 0
-        while not record.is_asked():
-            count += 1
-        pauses.append(count)
-    assert pauses == [1, 3, 7, 0, 1]
+    def pauses(record: Acceptance, *pays: bool) -> list[int]:
+        counts = []
+        for paid in pays:
+            record.paid(paid)
+            counts.append(0)
+            while not record.is_asked():
+                counts[-1] += 1
+        return counts
+
+    no, yes = False, True
+    assert pauses(Acceptance(Rates(), 100, costly=True), no, no, no, yes, no) == [1, 3, 7, 0, 1]
+    cheap = pauses(Acceptance(Rates(), 7), *[no] * (PATIENCE + 4), yes, *[no] * (PATIENCE + 1))
+    assert cheap == [0] * PATIENCE + [1, 3, 7, 7] + [0] * (1 + PATIENCE) + [1]
 
 
 def test_more_is_asked_for_while_all_comes_true_and_less_when_little_does() -> None:
