@@ -7,8 +7,6 @@ become right is noticed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kinetic_core.interfaces.drafter import Draft
 
 DEPTHS = (1, 2, 3, 5, 9)
@@ -83,7 +81,7 @@ class Acceptance:
 
     A source that had nothing worth a row `PATIENCE` times in a row is left alone: for one step, then 3, 7, … up to
     `longest_pause`, until it has. Where asking costs time of the model (`costly`), there is no patience, and the same
-    goes for outright misses: first guesses that were wrong.
+    goes for outright misses, first guesses that were wrong, from the second in a row on.
     """
 
     def __init__(self, everyone: Rates, longest_pause: int, *, costly: bool = False) -> None:
@@ -92,8 +90,9 @@ class Acceptance:
         self._followed: list[_Followed] = []
         self._longest_pause = longest_pause
         self._costly = costly
-        self._after_miss = 0
+        self._misses = 0
         self._losses = 0
+        self.asked_in_a_row = 0
         self._pause = 0
         self._reach = FIRST_REACH
 
@@ -117,7 +116,9 @@ class Acceptance:
         """Is the source asked before this step? Counts the pause down."""
         if self._pause:
             self._pause -= 1
+            self.asked_in_a_row = 0
             return False
+        self.asked_in_a_row += 1
         return True
 
     def paid(self, pays: bool) -> None:
@@ -144,7 +145,7 @@ class Acceptance:
                     found = node
             self._seen((depth_class(draft.depth), ANY_ESTIMATE), found >= 0)
             if found >= 0:
-                self._after_miss = 0
+                self._misses = 0
                 draft.node, draft.depth = found, draft.depth + 1
                 if found in draft.children:
                     alive.append(draft)
@@ -153,18 +154,10 @@ class Acceptance:
                 continue
             self._reach += REACH_SMOOTHING * (draft.depth - 1 - self._reach)
             if draft.depth == 1 and self._costly:
-                self._after_miss = min(self._longest_pause, 2 * self._after_miss + 1)
-                self._pause = max(self._pause, self._after_miss)
+                self._misses += 1
+                self._pause = max(self._pause, min(self._longest_pause, 2 ** min(self._misses - 1, 16) - 1))
         self._followed = alive
 
     def _seen(self, key: tuple[int, int], came_true: bool) -> None:
         self._own.seen(key, came_true)
         self._everyone.seen(key, came_true)
-
-
-def depths_of(parents: Sequence[int]) -> list[int]:
-    """Each node's depth in its tree, from 1."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return depths

@@ -26,45 +26,60 @@ Key = TypeVar("Key", bound=Hashable)
 class GuessTree:
     """The merged proposals for one sequence. Nodes in an order in which parents come first.
 
-    chances[i]: that all guesses from the first to node i come true. sources[i]: who proposed it.
+    sources[i]: who proposed node i.
     """
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.parents: list[int] = []
-        self.chances: list[float] = []
         self.depths: list[int] = []
         self.sources: list[set[str]] = []
         self._children: dict[tuple[int, int], int] = {}
+        self._shares: list[float] = []
+        self._chances: list[float] | None = None
 
     def add(self, name: str, draft: Draft, record: Acceptance, root: int = -1) -> None:
         """Take in a proposal, which continues node `root`; `record` corrects the source's own estimates."""
         own: list[int] = []
+        self._chances = None
         for token, parent, estimate in zip(draft.tree.token_ids, draft.tree.parents, draft.expected, strict=True):
             above = root if parent < 0 else own[parent]
             depth = 1 if above < 0 else self.depths[above] + 1
-            chance = (1.0 if above < 0 else self.chances[above]) * record.probability(depth, estimate)
+            share = record.probability(depth, estimate)
             node = self._children.get((above, token), -1)
             if node < 0:
                 node = self._children[above, token] = len(self.token_ids)
                 self.token_ids.append(token)
                 self.parents.append(above)
-                self.chances.append(chance)
+                self._shares.append(share)
                 self.depths.append(depth)
                 self.sources.append({name})
             else:
-                self.chances[node] = max(self.chances[node], chance)
+                self._shares[node] = max(self._shares[node], share)
                 self.sources[node].add(name)
             own.append(node)
 
+    @property
+    def chances(self) -> list[float]:
+        """Per node: that all guesses from the first to it come true. Guesses at one place share one at the most."""
+        if self._chances is None:
+            totals: dict[int, float] = {}
+            for parent, share in zip(self.parents, self._shares, strict=True):
+                totals[parent] = totals.get(parent, 0.0) + share
+            chances: list[float] = []
+            for parent, share in zip(self.parents, self._shares, strict=True):
+                chances.append((chances[parent] if parent >= 0 else 1.0) * share / max(1.0, totals[parent]))
+            self._chances = chances
+        return self._chances
+
     def likeliest_leaf(self) -> int:
         """The deepest node reached by always taking the likeliest child; -1 for an empty tree."""
-        node = -1
+        chances, node = self.chances, -1
         while True:
             children = [child for child, parent in enumerate(self.parents) if parent == node]
             if not children:
                 return node
-            node = max(children, key=lambda child: (self.chances[child], -child))
+            node = max(children, key=lambda child: (chances[child], -child))
 
     def path(self, node: int) -> list[int]:
         """The tokens from the first guess to `node`."""
@@ -94,7 +109,7 @@ def best_rows(
     """The nodes to run per sequence, ascending, and the tokens per second that are then expected.
 
     n_answering: sequences that answer in this step, with and without guesses. most: draft rows at the most.
-    other_s: seconds that the step takes besides: for prompts, and for guesses that are made already.
+    other_s: seconds that every such step takes besides, for making guesses.
     """
     guesses = [
         (-chance, node, key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -13,11 +14,12 @@ from kinetic_core.engine.acceptance import Acceptance, Rates
 from kinetic_core.engine.draft_policy import GuessTree, best_rows, worthwhile_depth
 from kinetic_core.engine.sequence import Sequence
 from kinetic_core.engine.step_costs import StepCosts
-from kinetic_core.interfaces.drafter import SequenceStep
+from kinetic_core.errors import describe
+from kinetic_core.interfaces.drafter import Draft, DraftTree, SequenceStep
 
 if TYPE_CHECKING:
     from kinetic_core.interfaces.backend import Executable
-    from kinetic_core.interfaces.drafter import Draft, Drafter, DraftTree
+    from kinetic_core.interfaces.drafter import Drafter
 
 logger = logging.getLogger("kinetic.engine")
 
@@ -46,6 +48,7 @@ class _Source:
     accepted: int = 0
     guess_s: float | None = None
     seconds: float = 0.0
+    failed: bool = False
 
     def took(self, seconds: float, n_guesses: int) -> None:
         if n_guesses:
@@ -72,7 +75,8 @@ class Drafting:
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._policy = policy
-        self._sources: list[_Source] = []
+        self._sources: list[_Source] = []  # those that work
+        self._all_sources: list[_Source] = []
         self._records: dict[int, dict[str, Acceptance]] = {}
         self._begun: list[tuple[Sequence, Sequence]] = []
         self._run_trees: dict[Sequence, tuple[GuessTree, list[int]]] = {}
@@ -84,6 +88,7 @@ class Drafting:
         for name, drafter in drafters.items():
             source = _Source(name, drafter, drafter.capabilities.reads_hidden)
             self._sources.append(source)
+            self._all_sources.append(source)
             try:
                 drafter.attach(executable)
             except Exception:
@@ -91,17 +96,13 @@ class Drafting:
         # What looks things up is asked first, what runs a part of the model only where that promises more.
         self._sources.sort(key=lambda source: source.runs_model)
 
-    @property
-    def is_on(self) -> bool:
-        """Is there any source?"""
-        return bool(self._sources)
-
     # sequences
 
     def begin(self, sequence: Sequence, parent: Sequence | None = None) -> None:
         """A sequence that will answer was admitted, or starts as a fork of another; one that is known is left alone."""
         request = sequence.active.request
-        if not self._sources or sequence.is_drafted or not request.draft or request.max_tokens == 0:
+        wanted = request.draft and request.max_tokens != 0 and not sequence.refuses_drafts
+        if not self._sources or sequence.is_drafted or not wanted:
             return
         sequence.is_drafted = True
         self._records[sequence.number] = {
@@ -121,9 +122,11 @@ class Drafting:
         """A token became part of a sequence's answer."""
         if not sequence.is_drafted:
             return
+        began = time.perf_counter()
         for source in list(self._sources):
             self._records[sequence.number][source.name].chosen(token)
             self._call(source, "committed", sequence.number, (token,))
+        self.guessing_s += time.perf_counter() - began
 
     def end(self, sequence: Sequence) -> None:
         """A sequence is done."""
@@ -138,9 +141,9 @@ class Drafting:
     # guesses
 
     def propose(
-        self, sequences: Iterable[Sequence], n_rows_free: int, other_s: float = 0.0
+        self, sequences: Iterable[Sequence], n_rows_free: int, *, beside_prompts: bool = False
     ) -> dict[Sequence, DraftTree]:
-        """Guesses to run for these answering sequences. n_rows_free: rows in all. other_s: the step's prompts' time."""
+        """Guesses to run for these answering sequences. n_rows_free: rows in all. beside_prompts: in the same step."""
         self._run_trees.clear()
         if not self._sources:
             return {}
@@ -148,30 +151,34 @@ class Drafting:
         answering = list(sequences)
         trees: dict[Sequence, DraftTree] = {}
         try:
-            measured = self.costs.is_measured and (other_s > 0 or not self.costs.is_due(len(answering)))
+            # A step without drafts now and then, so that what they are compared with is not a thing of the past.
+            measured = self.costs.is_measured and (beside_prompts or not self.costs.is_due(len(answering)))
             if measured or self._policy == "always":
-                trees = self._choose(answering, n_rows_free, other_s)
+                trees = self._choose(answering, n_rows_free)
         finally:
             self.guessing_s += time.perf_counter() - began
         return trees
 
-    def _choose(self, answering: list[Sequence], n_rows_free: int, other_s: float) -> dict[Sequence, DraftTree]:
+    def _choose(self, answering: list[Sequence], n_rows_free: int) -> dict[Sequence, DraftTree]:
         rooms = {s: min(n_rows_free, self._room(s), MAX_DRAFT) for s in answering if s.is_drafted}
         guesses: dict[Sequence, GuessTree] = {}
         for sequence, most in rooms.items():
             if most >= 1:
                 for source in self._of(runs_model=False):
                     self._ask(source, sequence, most, guesses)
+        guessing_s = 0.0  # of guesses that will take as long in the next steps
         for source in self._of(runs_model=True):
             for sequence, most in rooms.items():
-                if most >= 1:
-                    other_s += self._ask_model(source, sequence, most, guesses, len(answering), n_rows_free, other_s)
+                if most >= 1 and not source.failed:
+                    guessing_s += self._ask_model(
+                        source, sequence, most, guesses, len(answering), n_rows_free, guessing_s
+                    )
         if not guesses:
             return {}
         if self._policy == "always":
             chosen = {sequence: list(range(len(tree.token_ids))) for sequence, tree in guesses.items()}
         else:
-            chosen, _ = best_rows(guesses, len(answering), self.costs, most=n_rows_free, other_s=other_s)
+            chosen, _ = best_rows(guesses, len(answering), self.costs, most=n_rows_free, other_s=guessing_s)
             self._judge(guesses, chosen)
         return self._fit(guesses, chosen, n_rows_free)
 
@@ -216,10 +223,8 @@ class Drafting:
             if not record.is_asked():
                 return 0
             most = min(most, record.most_asked)
-        began = time.perf_counter()
-        draft = self._call(source, "propose", sequence.number, most)
-        source.seconds += time.perf_counter() - began
-        if draft is None or not draft.tree.token_ids or not self._is_sound(source, draft, most):
+        draft = self._draft(source, most, "propose", sequence.number, most)
+        if draft is None:
             if not source.runs_model:
                 record.paid(False)
             return 0
@@ -237,7 +242,7 @@ class Drafting:
         n_rows_free: int,
         other_s: float,
     ) -> float:
-        """Ask a source that runs a part of the model, where that promises more; the seconds it took."""
+        """Ask a source that runs a part of the model, where that promises more; the seconds that it takes each time."""
         record = self._records[sequence.number][source.name]
         depth = most
         if self._policy == "measured":
@@ -245,13 +250,16 @@ class Drafting:
                 return 0.0
             chosen, to_beat = best_rows(guesses, n_answering, self.costs, most=n_rows_free, other_s=other_s)
             others = {other: nodes for other, nodes in chosen.items() if other is not sequence}
+            most = min(most, n_rows_free - sum(map(len, others.values())))
+            if most < 1:
+                return 0.0
             depth = worthwhile_depth(
                 record,
                 self.costs,
                 source.guess_s or 0.0,
                 n_rows=n_answering + sum(map(len, others.values())),
                 tokens=n_answering + sum(guesses[s].chances[node] for s, nodes in others.items() for node in nodes),
-                most=min(most, n_rows_free - sum(map(len, others.values()))),
+                most=most,
                 other_s=other_s,
                 to_beat=to_beat,
             )
@@ -259,10 +267,11 @@ class Drafting:
         began = time.perf_counter()
         n_guesses = self._ask(source, sequence, max(1, depth), guesses)  # at least one, to see how good it is
         seconds = time.perf_counter() - began
-        source.took(seconds, n_guesses)
+        if record.asked_in_a_row > 1:  # else it had to make up for the steps, or the prompt, before
+            source.took(seconds, n_guesses)
         if n_guesses:
             self._continue(sequence, most, guesses[sequence])
-        return seconds
+        return seconds if depth else 0.0
 
     def _continue(self, sequence: Sequence, most: int, tree: GuessTree) -> None:
         """Let sources that look things up go on where the likeliest guesses end."""
@@ -271,30 +280,45 @@ class Drafting:
         for source in [source for source in self._sources if source.drafter.capabilities.continues_guesses]:
             if room < 1:
                 return
-            draft = self._call(source, "propose_after", sequence.number, tree.path(leaf), room)
-            if draft is not None and draft.tree.token_ids and self._is_sound(source, draft, room):
+            draft = self._draft(source, room, "propose_after", sequence.number, tree.path(leaf), room)
+            if draft is not None:
                 tree.add(source.name, draft, self._records[sequence.number][source.name], leaf)
 
     def _room(self, sequence: Sequence) -> int:
         """Most tokens that a draft of this sequence may be deep."""
-        room = self._context_length - len(sequence.history.tokens)
-        if sequence.active.request.max_tokens is not None:
-            room = min(room, sequence.active.request.max_tokens - sequence.n_generated - 1)
+        request = sequence.active.request
+        if sequence.history.n_answer == 0 and request.n > 1:
+            return 0  # the other choices start from the state after the prompt, without anybody's guesses
+        # The token after the last accepted guess needs a place as well.
+        room = self._context_length - len(sequence.history.tokens) - 1
+        if request.max_tokens is not None:
+            room = min(room, request.max_tokens - sequence.n_generated - 1)
         return room
 
-    def _is_sound(self, source: _Source, draft: Draft, most: int) -> bool:
-        """Is it a tree of tokens, within what was asked for? A source that gives anything else is turned off."""
-        tree = draft.tree
-        sound = len(tree.token_ids) == len(tree.parents) == len(draft.expected) and len(tree.token_ids) <= most
-        sound = sound and all(
-            0 <= token < self._vocab_size and -1 <= parent < node and 0.0 <= estimate <= 1.0
-            for node, (token, parent, estimate) in enumerate(
-                zip(tree.token_ids, tree.parents, draft.expected, strict=True)
-            )
-        )
-        if not sound:
-            self._fail(source, f"at most {most} tokens of a vocabulary of {self._vocab_size} asked for, got {draft}")
-        return sound
+    def _draft(self, source: _Source, most: int, method: str, *arguments: Any) -> Draft | None:
+        """A source's guesses, checked; None for none, and from one that is turned off for what it gave."""
+        began = time.perf_counter()
+        try:
+            draft = getattr(source.drafter, method)(*arguments)
+            return None if draft is None else self._checked(draft, most)
+        except Exception:
+            self._fail(source)
+            return None
+        finally:
+            source.seconds += time.perf_counter() - began
+
+    def _checked(self, draft: Draft, most: int) -> Draft | None:
+        """The draft with plain numbers; None without tokens. Raises ValueError, or what its parts raise."""
+        tokens, parents = tuple(map(index, draft.tree.token_ids)), tuple(map(index, draft.tree.parents))
+        expected = tuple(map(float, draft.expected))
+        if not len(tokens) == len(parents) == len(expected) <= most:
+            got = f"{len(tokens)} tokens, {len(parents)} parents, {len(expected)} estimates"
+            raise ValueError(describe("the parts of a draft do not fit", got=got, expected=f"at most {most} of each"))
+        for node, (token, parent, estimate) in enumerate(zip(tokens, parents, expected, strict=True)):
+            if not (0 <= token < self._vocab_size and -1 <= parent < node and 0.0 <= estimate <= 1.0):
+                got = f"token {token}, parent {parent}, estimate {estimate}"
+                raise ValueError(describe("a guess cannot be run", where=f"node {node} of a draft", got=got))
+        return Draft(DraftTree(tokens, parents), expected) if tokens else None
 
     # after a step
 
@@ -313,14 +337,15 @@ class Drafting:
             steps = []
             for sequence, start, rows in parts:
                 if sequence.is_drafted and sequence.state is not None:
-                    sequence.state.reserve(sequence.n_run + 1 + MAX_DRAFT)  # where there is room, for its guesses
+                    # Blocks for its guesses, where there is room.
+                    sequence.state.reserve(min(sequence.n_run + 1 + MAX_DRAFT, self._context_length))
                     steps.append(SequenceStep(sequence.number, start, rows, sequence.state.block_table))
             for source in readers:
                 began = time.perf_counter()
                 self._call(source, "stepped", steps)
                 source.seconds += time.perf_counter() - began
         for sequence, parent in self._begun:
-            if sequence.is_drafted and sequence.state is not None:
+            if sequence.is_drafted and parent.is_drafted and sequence.state is not None:
                 for source in list(self._sources):
                     self._call(source, "forked", sequence.number, parent.number)
         self._begun.clear()
@@ -342,14 +367,10 @@ class Drafting:
             self._fail(source)
             return None
 
-    def _fail(self, source: _Source, what: str = "") -> None:
-        logger.error(
-            "the drafter %r failed and is off from now on; answers are the same without it. %s",
-            source.name,
-            what,
-            exc_info=not what,
-        )
-        self.failed = True
+    def _fail(self, source: _Source) -> None:
+        """Called while its exception is handled."""
+        logger.exception("the drafter %r failed and is off from now on; answers are the same without it", source.name)
+        self.failed = source.failed = True
         if source in self._sources:
             self._sources.remove(source)
 
@@ -363,13 +384,14 @@ class Drafting:
             "wasted_s": self.wasted_s,
             "drafter_failed": self.failed,
             "rows_cost": {str(n): cost for n, cost in self.costs.curve().items()},
-            "drafters": {
-                source.name: {
-                    "drafted": source.drafted,
-                    "accepted": source.accepted,
-                    "seconds": source.seconds,
-                    **source.drafter.statistics(),
-                }
-                for source in self._sources
-            },
+            "drafters": {source.name: self._figures(source) for source in self._all_sources},
         }
+
+    def _figures(self, source: _Source) -> dict[str, Any]:
+        counts = {"drafted": source.drafted, "accepted": source.accepted, "seconds": source.seconds}
+        try:
+            own = source.drafter.statistics()
+        except Exception:  # on a thread of whoever asks: no reason to turn it off
+            logger.exception("the drafter %r has no figures", source.name)
+            own = {}
+        return {**counts, "failed": source.failed, **own}

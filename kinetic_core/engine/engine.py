@@ -339,7 +339,7 @@ class Engine:
         if any(sequence.active.reads_prompt_rows for sequence in rows) or any(s.runs_alone for s in answering):
             return {}  # every output is spoken for; or a step failed here, and the cause is looked for
         free = min(self.options.max_rows - sum(rows.values()), self.options.max_outputs - len(rows))
-        return self._drafting.propose(answering, free, (self._scheduler.pace.prompt_row_s or 0.0) * n_prompt_rows)
+        return self._drafting.propose(answering, free, beside_prompts=n_prompt_rows > 0)
 
     # after a step
 
@@ -477,6 +477,9 @@ class Engine:
         # With a draft even a lone sequence runs again: the NaN may be that of a guess that nobody would have made.
         if isinstance(error, NumericalError) and (len(step.parts) > 1 or step.trees):
             logger.warning("a step of %d sequences failed (%s); they run again one by one", len(step.parts), error)
+            for sequence in step.trees:  # the same guess would break the next step as well
+                self._drafting.end(sequence)
+                sequence.refuses_drafts = True
             for sequence in step.parts:
                 sequence.n_alone = len(sequence.history.tokens)
                 self._scheduler.give_way(sequence)

@@ -77,7 +77,7 @@ class Sequence:
     state:   None while it waits: a sequence that had to give way starts over from its tokens, which by rule 1 leaves
              the same bits.
     snapshots: positions at which the cache wants the states, ascending.
-    is_drafted: do the drafters know it?
+    is_drafted: do the drafters know it? refuses_drafts: one of its guesses broke a step.
     """
 
     def __init__(self, active: ActiveRequest, index: int, number: int, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -92,6 +92,7 @@ class Sequence:
         self.state: SequenceState | None = None
         self.snapshots: list[int] = []
         self.is_drafted = False
+        self.refuses_drafts = False
         self.n_generated = 0
         self.n_alone = 0  # after a failed step: runs alone until it has so many tokens
         self.n_rows_read = 0  # prompt rows whose scores were handed on

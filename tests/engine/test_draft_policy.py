@@ -37,11 +37,23 @@ def test_sources_that_agree_share_rows() -> None:
     assert tree.token_ids == [5, 6, 7, 9, 4]
     assert tree.parents == [-1, 0, 1, 1, -1]
     assert tree.depths == [1, 2, 3, 3, 1]
-    assert tree.chances == pytest.approx([0.9, 0.72, 0.125, 0.432, 0.1])
+    assert tree.chances == pytest.approx([0.9, 0.72, 0.72 * 0.5 / 1.1, 0.72 * 0.6 / 1.1, 0.1])
     assert tree.sources == [{"a", "b"}, {"a", "b"}, {"a"}, {"b"}, {"b"}]
     assert tree.likeliest_leaf() == 3
     assert tree.path(3) == [5, 6, 9]
     assert tree.part([0, 1, 3]) == DraftTree((5, 6, 9), (-1, 0, 1))
+
+
+def test_guesses_at_one_place_share_its_chance() -> None:
+    """Two sources that are sure of different tokens cannot both be right."""
+    record = Acceptance(Rates(), 4)
+    tree = GuessTree()
+    tree.add("a", chain((5, 6), 0.9, 0.5), record)
+    tree.add("b", chain((7, 8), 0.9, 0.5), record)
+    tree.add("c", chain((7,), 0.6), record)
+    assert tree.chances == pytest.approx([0.5, 0.25, 0.5, 0.25])
+    tree.add("d", chain((5,), 1.0), record)  # a parent that becomes likelier makes its children so
+    assert tree.chances == pytest.approx([10 / 19, 5 / 19, 9 / 19, 4.5 / 19])
 
 
 def test_guesses_can_go_on_from_others() -> None:

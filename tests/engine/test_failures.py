@@ -14,7 +14,15 @@ from executables import Around, Gate
 from kinetic_core.engine.engine import Engine
 from kinetic_core.engine.request import GenerationRequest, SamplingOptions
 from kinetic_core.errors import BackendError, Cancelled, NumericalError
-from kinetic_core.interfaces import CacheCapabilities, Draft, Drafter, DrafterCapabilities, PrefixCache, RowBatch
+from kinetic_core.interfaces import (
+    CacheCapabilities,
+    Draft,
+    Drafter,
+    DrafterCapabilities,
+    DraftTree,
+    PrefixCache,
+    RowBatch,
+)
 
 GREEDY = SamplingOptions(temperature=0.0, logprobs=1)
 POISON = 299
@@ -60,6 +68,22 @@ def test_a_nan_fails_only_the_request_to_blame(make_engine: MakeEngine) -> None:
     assert poisoned.n_failed == 2
     assert engine.statistics()["failed"] == 1
     assert engine.submit(request_of(5, 6, 7)).result()[0].token_ids == alone[0].token_ids
+
+
+def test_a_guess_that_breaks_a_step_breaks_one(make_engine: MakeEngine) -> None:
+    """The drafter would propose the same again and again, and every time the whole prompt would run once more."""
+
+    class GuessesPoison(BrokenDrafter):
+        def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+            return Draft(DraftTree.chain((POISON,)), (0.9,))
+
+    expected = make_engine(hashed=True).submit(request_of(5, 6, 7)).result()[0]
+    poisoned = Poisoned(NumericalError("a logit is NaN"))
+    engine = make_engine(hashed=True, wrap=poisoned.wrap, drafter=GuessesPoison(""))
+    got = engine.submit(request_of(5, 6, 7)).result()[0]
+    assert (got.token_ids, got.logprobs) == (expected.token_ids, expected.logprobs)
+    assert poisoned.n_failed == 1
+    assert not engine.statistics()["drafter_failed"]
 
 
 def test_a_nan_among_scores_that_the_sampler_reads_fails_its_request(make_engine: MakeEngine) -> None:
