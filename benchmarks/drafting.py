@@ -3,7 +3,8 @@
     python benchmarks/drafting.py [MODEL] [--parts workloads,unguessable,agent,streams] [--pairs 30] [--json]
 
 workloads    answers that repeat much of their prompt: greedy, sampled with a seed, and given (forced text)
-unguessable  free prose, sampled, and random tokens: the median of drafted over plain time with its 95 % interval
+unguessable  free prose, sampled, random tokens, and random tokens of one tenant whose index of earlier requests is
+             full, so that many places match by chance: the median of drafted over plain time, its 95 % interval
 agent        the log of an agent, run twice: the second time drafts from what the server saw the first time
 streams      requests at the same time, drafted and plain: tokens per second of all together
 """
@@ -16,16 +17,47 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from kinetic_drafters.requests import RequestsDrafter
 
 import kinetic_core
 from kinetic_core.bench.drafted import TEMPERATURES, Pair, describe_pairs, run_pair
 from kinetic_core.bench.measure import rows_seconds
-from kinetic_core.bench.workloads import CODE, PASSAGE, PLAIN_PROSE, WORKLOADS
+from kinetic_core.bench.workloads import CODE, PASSAGE, PLAIN_PROSE, WORKLOADS, chat_ids
+from kinetic_core.plugins import Registry, load_registry
 
 N_PROSE = 160
 N_RANDOM = 160
 N_AGENT = 120
+N_RANDOM_PROMPT = 64
+N_FILLING = 200_000
+N_FILLING_TEXT = 2000
+"""Tokens of other text in the filled index, and of each request that brought it."""
+FILLED_SALT = "filled index"
+
+
+class FillableRequests(RequestsDrafter):
+    """The drafter of earlier requests, which first takes in the texts in `filling`, as requests that are over."""
+
+    filling: ClassVar[Sequence[Sequence[int]]] = ()
+
+    def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
+        """On the engine's thread, so what has to be taken in is taken in here."""
+        texts, FillableRequests.filling = FillableRequests.filling, ()
+        for text in texts:
+            super().begin(-1, text, FILLED_SALT)
+            self.end(-1)
+        super().begin(sequence_id, token_ids, salt)
+
+
+class FillableRegistry(Registry):
+    """The installed plugins, with `FillableRequests` for the drafter of earlier requests."""
+
+    def get(self, kind: Any, name: str) -> Any:
+        """As of any registry."""
+        return FillableRequests if (kind, name) == ("drafter", "requests") else super().get(kind, name)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -101,7 +133,11 @@ def unguessable(model: kinetic_core.Model, n_pairs: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     prose_ids = PLAIN_PROSE.prompt_ids(model)
     rng = random.Random(5)
-    for name in ("free prose", "random text"):
+    # Real text has frequent tokens and rare ones, and the more frequent they are the more places match by chance.
+    frequencies = list(accumulate(1.0 / rank for rank in range(1, model.vocab_size + 1)))
+    for name in ("free prose", "random text", "random text, filled index"):
+        if name == "random text, filled index":
+            _fill(model, rng, frequencies)
         ratios = []
         before = model.engine.statistics()
         total_s = 0.0
@@ -110,8 +146,15 @@ def unguessable(model: kinetic_core.Model, n_pairs: int) -> dict[str, Any]:
                 options: dict[str, Any] = {"temperature": 0.8, "seed": 100 + run, "max_tokens": N_PROSE}
                 prompt_ids = prose_ids
             else:
-                tokens = [rng.randrange(model.vocab_size) for _ in range(64 + N_RANDOM)]
-                prompt_ids, options = tokens[:64], {"temperature": 0.0, "forced_ids": tuple(tokens[64:])}
+                n_tokens = N_RANDOM_PROMPT + N_RANDOM
+                if name == "random text":
+                    tokens = [rng.randrange(model.vocab_size) for _ in range(n_tokens)]
+                    options = {}
+                else:
+                    tokens = rng.choices(range(model.vocab_size), cum_weights=frequencies, k=n_tokens)
+                    options = {"salt": FILLED_SALT}
+                prompt_ids = tokens[:N_RANDOM_PROMPT]
+                options |= {"temperature": 0.0, "forced_ids": tuple(tokens[N_RANDOM_PROMPT:])}
             pair = run_pair(model, prompt_ids, drafted_first=bool(run % 2), ignore_end=True, **options)
             assert pair.identical
             ratios.append(pair.drafted_s / pair.plain_s)
@@ -128,6 +171,17 @@ def unguessable(model: kinetic_core.Model, n_pairs: int) -> dict[str, Any]:
             "accepted": after["accepted"] - before["accepted"],
         }
     return found
+
+
+def _fill(model: kinetic_core.Model, rng: random.Random, frequencies: Sequence[float]) -> None:
+    """Fill the index of earlier requests of the tenant `FILLED_SALT`."""
+    FillableRequests.filling = [
+        rng.choices(range(model.vocab_size), cum_weights=frequencies, k=N_FILLING_TEXT)
+        for _ in range(N_FILLING // N_FILLING_TEXT)
+    ]
+    model.engine.submit(model.request([0, 1], max_tokens=1, salt=FILLED_SALT)).result()
+    held = model.engine.statistics()["drafters"]["requests"]["tokens_indexed"]
+    assert held >= N_FILLING, f"{held} tokens are indexed, not {N_FILLING}"
 
 
 TOOL_OUTPUT = """\
@@ -167,12 +221,15 @@ def agent(model: kinetic_core.Model, n_runs: int) -> dict[str, Any]:
                 n_tokens, n_steps, total_s = 0, 0, 0.0
                 for content in AGENT_LOG:
                     content = content + ending * attempt
-                    ids = model.template.encode(model.tokenizer, [{"role": "user", "content": content}])
+                    ids = chat_ids(model, content)
                     request = model.request(ids, temperature=0.0, max_tokens=N_AGENT, salt=f"agent {name} {run}")
                     (completion,) = model.engine.submit(request).result()
+                    if len(completion.token_ids) < 2:  # no time between two tokens
+                        continue
                     n_tokens += len(completion.token_ids) - 1
                     n_steps += completion.timings.steps - 1
                     total_s += completion.timings.predict_s
+                assert n_steps, "every answer ended before its second token"
                 both.append((n_tokens / total_s, n_tokens / n_steps))
             runs.append(both)
         found[name] = {
@@ -247,7 +304,8 @@ def main() -> None:
         "streams": lambda: streams(model, options.pairs),
     }
     found: dict[str, Any] = {}
-    with kinetic_core.load(options.model, threads=options.threads, ctx=4096, parallel=8) as model:
+    registry = FillableRegistry(load_registry().plugins)
+    with kinetic_core.load(options.model, threads=options.threads, ctx=4096, parallel=8, registry=registry) as model:
         run_pair(model, PLAIN_PROSE.prompt_ids(model), max_tokens=16, ignore_end=True)
         for name in options.parts.split(","):
             found[name] = parts[name]()

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 SEED = 21
 """With it the default model answers every workload without falling into a loop."""
 TEMPERATURES = (0.0, 0.8)
+N_COMPARED = 32
+"""Most tokens of the answers whose log-probabilities are compared; asking for these takes time: none of it is timed."""
+N_LOGPROBS = 5
+LEAST_ROOM = 2
+"""Tokens that a context must hold after a workload's prompt: the time between two tokens is what is measured."""
 
 
 @attrs.define
@@ -41,7 +46,8 @@ _salts = _Salts()
 class Pair:
     """One answer twice, and its seconds from the first token to the last.
 
-    identical: the same tokens and log-probabilities. steps: of the drafted run.
+    identical: the same tokens and text, and the same log-probabilities where they were asked for. n_tokens, steps,
+    drafted, accepted, token_ids: of the drafted run.
     """
 
     plain_s: float
@@ -59,17 +65,20 @@ class Pair:
         return self.plain_s / self.drafted_s
 
     @property
-    def tokens_per_step(self) -> float:
-        """Tokens that a step of the drafted run gave; the first token is the prompt's."""
-        return (self.n_tokens - 1) / max(1, self.steps - 1)
+    def is_timed(self) -> bool:
+        """Was there a second token? The seconds of an answer that ends before it say nothing."""
+        return self.n_tokens >= 2 and self.plain_s > 0 and self.drafted_s > 0
 
 
 def run_pair(model: Model, prompt_ids: Sequence[int], *, drafted_first: bool = False, **options: Any) -> Pair:
-    """The same request plain and drafted. options: as for `Model.request`; sampled with `SEED` unless given."""
-    options = {"seed": SEED, **options}
+    """The same request plain and drafted.
+
+    options: as for `Model.request`; `SEED` and a salt that is new unless given.
+    """
+    options = {"seed": SEED, "salt": _salts.next(), **options}
     results: dict[bool, Completion] = {}
     for draft in (drafted_first, not drafted_first):
-        request = model.request(prompt_ids, draft=draft, salt=_salts.next(), **options)
+        request = model.request(prompt_ids, draft=draft, **options)
         (results[draft],) = model.engine.submit(request).result()
     plain, drafted = results[False], results[True]
     return Pair(
@@ -93,17 +102,29 @@ def measure_drafting(
 ) -> dict[str, Any]:
     """Every workload, plain and drafted, greedy and sampled with a seed, and its given answer (forced text).
 
-    Keys: drafted_identical, and workloads {name: {"temperature 0": {plain_tok_s, drafted_tok_s, speedup,
-    tokens_per_step, share_in_loops, n_tokens}, …, "forced": {…}}}. workloads: None is `WORKLOADS`. A short run before
-    warms both sides up.
+    Of each, first the answer's beginning is compared with its log-probabilities, then the whole is timed.
+
+    Keys: drafted_identical (absent where no workload was run); workloads {name: {"temperature 0": {plain_tok_s,
+    drafted_tok_s, speedup, tokens_per_step, accepted, drafted, share_in_loops, n_tokens}, …, "forced": {…}}}, where
+    speeds are None if no answer had a second token; workloads_skipped: names of those whose prompt leaves too little
+    of the context. workloads: None is `WORKLOADS`. A short run before warms both sides up.
     """
     workloads = WORKLOADS if workloads is None else workloads
-    run_pair(model, workloads[0].prompt_ids(model), max_tokens=min(16, n_answer), ignore_end=True)
-    identical = True
+    prompts = {workload.name: workload.prompt_ids(model) for workload in workloads}
+    fitting = [w for w in workloads if len(prompts[w.name]) + LEAST_ROOM <= model.context_length]
     found: dict[str, dict[str, Any]] = {}
-    n_runs = len(workloads) * (len(temperatures) + 1)
-    for number, workload in enumerate(workloads):
-        prompt_ids = workload.prompt_ids(model)
+    result: dict[str, Any] = {
+        "workloads": found,
+        "workloads_skipped": [workload.name for workload in workloads if workload not in fitting],
+    }
+    if not fitting:
+        return result
+    first_ids = prompts[fitting[0].name]
+    run_pair(model, first_ids, max_tokens=min(16, n_answer, model.context_length - len(first_ids)), ignore_end=True)
+    identical = True
+    n_runs = len(fitting) * (len(temperatures) + 1)
+    for number, workload in enumerate(fitting):
+        prompt_ids = prompts[workload.name]
         room = model.context_length - len(prompt_ids)
         forced = tuple(model.tokenize(workload.answer, add_bos=False)[: min(n_answer, room)])
         most = len(forced) or min(n_answer, room)
@@ -115,20 +136,25 @@ def measure_drafting(
             cases["forced"] = {"temperature": 0.0, "forced_ids": forced, "ignore_end": True}
         for at, (name, options) in enumerate(cases.items()):
             report(f"drafting: {workload.name}", (number * (len(temperatures) + 1) + at) / n_runs)
-            pair = run_pair(model, prompt_ids, **options)
-            identical &= pair.identical
-            found.setdefault(workload.name, {})[name] = describe_pairs([pair])
-    return {"drafted_identical": identical, "workloads": found}
+            beginning = options | {"max_tokens": min(N_COMPARED, most), "logprobs": N_LOGPROBS}
+            pairs = [run_pair(model, prompt_ids, **beginning), run_pair(model, prompt_ids, **options)]
+            identical &= all(pair.identical for pair in pairs)
+            found.setdefault(workload.name, {})[name] = describe_pairs(pairs[1:])
+    return {"drafted_identical": identical, **result}
 
 
 def describe_pairs(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """The figures of one workload's runs: medians, and tokens and steps of all."""
-    n_steps = sum(pair.steps - 1 for pair in pairs)
+    """The figures of one workload's runs: medians, and tokens and steps of all.
+
+    Speeds and tokens_per_step are of the answers with a second token, None where there are none.
+    """
+    timed = [pair for pair in pairs if pair.is_timed]
+    n_steps = sum(pair.steps - 1 for pair in timed)
     return {
-        "plain_tok_s": statistics.median((pair.n_tokens - 1) / pair.plain_s for pair in pairs),
-        "drafted_tok_s": statistics.median((pair.n_tokens - 1) / pair.drafted_s for pair in pairs),
-        "speedup": statistics.median(pair.speedup for pair in pairs),
-        "tokens_per_step": sum(pair.n_tokens - 1 for pair in pairs) / max(1, n_steps),
+        "plain_tok_s": statistics.median((pair.n_tokens - 1) / pair.plain_s for pair in timed) if timed else None,
+        "drafted_tok_s": statistics.median((pair.n_tokens - 1) / pair.drafted_s for pair in timed) if timed else None,
+        "speedup": statistics.median(pair.speedup for pair in timed) if timed else None,
+        "tokens_per_step": sum(pair.n_tokens - 1 for pair in timed) / max(1, n_steps) if timed else None,
         "accepted": sum(pair.accepted for pair in pairs),
         "drafted": sum(pair.drafted for pair in pairs),
         "share_in_loops": share_in_loops(pairs[0].token_ids),

@@ -90,6 +90,14 @@ blue, with a stamp from a country that had changed its name twice since the war.
 and a boy whistled three notes of a song that everyone would know by summer."""
 
 
+def chat_ids(model: Model, content: str) -> list[int]:
+    """A user's message by the model's chat template, or the bare text where it has none that works."""
+    try:
+        return model.template.encode(model.tokenizer, [{"role": "user", "content": content}])
+    except TemplateError:
+        return model.tokenize(content + "\n\n")
+
+
 @attrs.frozen
 class Workload:
     """A prompt, and an answer that a good model gives to it.
@@ -104,11 +112,8 @@ class Workload:
     repeats: bool = True
 
     def prompt_ids(self, model: Model) -> list[int]:
-        """The prompt's tokens: by the model's chat template, or the bare text where it has none."""
-        try:
-            return model.template.encode(model.tokenizer, [{"role": "user", "content": self.instruction}])
-        except TemplateError:
-            return model.tokenize(self.instruction + "\n\n")
+        """The prompt's tokens, as `chat_ids`."""
+        return chat_ids(model, self.instruction)
 
 
 WORKLOADS: Sequence[Workload] = (

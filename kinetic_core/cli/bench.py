@@ -49,7 +49,7 @@ def bench(
     """Measure loading, prompt and decode speed, the share of the memory's bandwidth, the cost of rows, and drafting.
 
     Plain decoding first: greedy answers to made-up prompts, end tokens ignored. Then answers with and without drafts,
-    which have to be the same: exit status 1 if they are not.
+    which have to be the same: exit status 1 if they are not, or if a drafter failed.
     """
     from kinetic_core.bench import (
         BenchOptions,
@@ -84,7 +84,9 @@ def bench(
             progress("concurrent requests", 0.0)
             result["streams"] = measure_streams(loaded, streams, options)
         if loaded.engine.statistics()["drafters"]:
-            result |= measure_drafting(loaded, answer, progress)
+            if not all(_failed(loaded).values()):
+                result |= measure_drafting(loaded, answer, progress)
+            result["drafter_failed"] = [name for name, failed in _failed(loaded).items() if failed]
         result["backend"] = loaded.executable.statistics()
         result["kernel_digest"] = loaded.kernel_digest
     if profile:
@@ -99,8 +101,13 @@ def bench(
         print_json(result)
     else:
         _print(result)
-    if not result.get("drafted_identical", True):
+    if not result.get("drafted_identical", True) or result.get("drafter_failed"):
         raise typer.Exit(1)
+
+
+def _failed(model: Model) -> dict[str, bool]:
+    """Per drafter: did it fail, and is it off? One that failed when the model was loaded counts."""
+    return {name: figures["failed"] for name, figures in model.engine.statistics()["drafters"].items()}
 
 
 def _peer(model: Model, n_prompt: int, n_predict: int) -> Peer:
@@ -136,15 +143,24 @@ def _print(result: dict[str, Any]) -> None:
         line(f"{streams['streams']} streams", f"{streams['all_tok_s']:.1f} tok/s, {streams['ratio']:.2f} x one")
     for name, cases in result.get("workloads", {}).items():
         for case, figures in cases.items():
+            if figures["speedup"] is None:
+                line(f"{name}, {case}", f"an answer of {figures['n_tokens']} tokens: no time between two")
+                continue
             line(
                 f"{name}, {case}",
                 f"{figures['plain_tok_s']:.1f} tok/s, drafted {figures['drafted_tok_s']:.1f} "
                 f"({figures['speedup']:.2f} x), {figures['tokens_per_step']:.2f} tokens a step, "
                 f"{figures['share_in_loops']:.0%} in loops",
             )
+    for name in result.get("workloads_skipped", ()):
+        line(name, "skipped: its prompt leaves no room for an answer in the model's context")
+    failed = result.get("drafter_failed")
+    if failed:
+        print(f"drafters that failed and were turned off (the log tells why): {', '.join(failed)}")
     if "drafted_identical" in result:
         identical = "yes" if result["drafted_identical"] else "no"
-        print(f"drafted output identical to plain decoding: {identical}")
+        partly = ", with the drafters that failed turned off" if failed else ""
+        print(f"drafted output identical to plain decoding: {identical}{partly}")
     for name, shares in result.get("profile", {}).items():
         line(f"time of {name}", ", ".join(f"{label} {share:.1%}" for label, share in shares.items()))
     if "peer" in result:

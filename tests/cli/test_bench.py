@@ -18,15 +18,17 @@ from kinetic_core.bench import (
     BenchOptions,
     bytes_per_token,
     measure,
+    measure_drafting,
     measure_first_token,
     measure_profile,
     measure_streams,
 )
+from kinetic_core.bench.drafted import Pair, describe_pairs
 from kinetic_core.bench.measure import rows_seconds
 from kinetic_core.bench.peer import Peer, bench_tokens
-from kinetic_core.bench.workloads import WORKLOADS, share_in_loops
+from kinetic_core.bench.workloads import WORKLOADS, Workload, share_in_loops
 from kinetic_core.engine.model import Model
-from kinetic_core.errors import BackendError
+from kinetic_core.errors import BackendError, TemplateError
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.head import FullHead
 from kinetic_core.reference.random_model import random_model
@@ -58,6 +60,7 @@ def test_the_json_has_every_key(kinetic: Any) -> None:
     assert result["bandwidth_share"] == pytest.approx(expected, rel=1e-6)
     assert result["streams"]["streams"] == 2 and "peer" not in result
     assert result["drafted_identical"] is True
+    assert result["workloads_skipped"] == result["drafter_failed"] == []
     assert list(result["workloads"]) == ["rewrite code", "quote passage", "fill JSON"]
     for cases in result["workloads"].values():
         assert list(cases) == ["temperature 0", "temperature 0.8", "forced"]
@@ -94,6 +97,136 @@ def test_answers_that_differ_are_a_failure(kinetic: Any, monkeypatch: pytest.Mon
     ended = kinetic("bench", "tiny-hybrid", *words)
     assert ended.status == 1
     assert "drafted output identical to plain decoding: no\n" in ended.out
+
+
+def quiet(_what: str, _share: float) -> None:
+    """No progress is shown."""
+
+
+def only(name: str = "short", answer: str = "ab ab ab ab") -> list[Workload]:
+    """One workload of few letters."""
+    return [Workload(name, "ab ab", answer)]
+
+
+def test_log_probabilities_that_differ_are_seen(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens are right and one score of a verified guess is not: only the log-probabilities can tell."""
+    from kinetic_core.engine import engine
+
+    asked: list[int] = []
+    honest = engine.Engine._choose
+
+    def lying(self: Any, sequence: Any, output: int, top_k: int | None) -> Any:
+        request = sequence.active.request
+        if request.sampling.logprobs is not None and request.draft:
+            asked.append(request.max_tokens)
+            sequence.active.request = attrs.evolve(request, sampling=attrs.evolve(request.sampling, logprobs=4))
+        return honest(self, sequence, output, top_k)
+
+    assert measure_drafting(tiny, 40, quiet, only(answer="ab " * 20), [0.0])["drafted_identical"] is True
+    monkeypatch.setattr(engine.Engine, "_choose", lying)
+    result = measure_drafting(tiny, 40, quiet, only(answer="ab " * 20), [0.0])
+    assert result["drafted_identical"] is False
+    assert set(asked) == {32}  # and the timed answers ask for none
+    assert result["workloads"]["short"]["forced"]["n_tokens"] == 40
+
+
+@pytest.mark.parametrize("fails", ["attach", "propose"])
+def test_a_drafter_that_fails_is_a_failure(kinetic: Any, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    from kinetic_core.engine import model as models
+
+    def broken(*_arguments: Any) -> Any:
+        raise RuntimeError("a fault of the drafter")
+
+    found = models.drafter_classes
+
+    def drafter_classes(registry: Any, program: Any) -> dict[str, Any]:
+        classes = found(registry, program)
+        if fails == "attach":
+            return {name: type("Broken", (drafter,), {fails: broken}) for name, drafter in classes.items()}
+        return classes | {"context": type("Broken", (classes["context"],), {fails: broken})}
+
+    monkeypatch.setattr(models, "drafter_classes", drafter_classes)
+    monkeypatch.setattr("kinetic_core.bench.measure_first_token", lambda _arguments, _runs: 1.0)
+    monkeypatch.setattr("kinetic_core.engine.drafting.StepCosts.seconds", lambda _self, _n_rows: 1.0)
+    words = ("--backend", "reference", "--prompt", "4", "--predict", "2", "--runs", "1", "--answer", "8")
+    ended = kinetic("bench", "tiny-hybrid", *words)
+    assert ended.status == 1
+    line = "drafters that failed and were turned off (the log tells why): "
+    identical = "drafted output identical to plain decoding: "
+    if fails == "attach":
+        assert f"{line}context, requests\n" in ended.out and identical not in ended.out
+    else:
+        assert f"{line}context\n{identical}yes, with the drafters that failed turned off\n" in ended.out
+    ended = kinetic("bench", "tiny-hybrid", *words, "--json")
+    assert ended.status == 1
+    assert json.loads(ended.out)["drafter_failed"] == (["context", "requests"] if fails == "attach" else ["context"])
+
+
+def test_answers_without_a_second_token_have_no_speed(kinetic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kinetic_core.engine.sampler import Sampler
+
+    honest = Sampler.choose
+
+    def ends(self: Sampler, *others: Any) -> Any:
+        return attrs.evolve(honest(self, *others), token_id=end_id)
+
+    with kinetic_core.load("tiny-hybrid", backend="reference") as model:
+        end_id = min(model.tokenizer.end_ids)
+    monkeypatch.setattr(Sampler, "choose", ends)
+    monkeypatch.setattr("kinetic_core.bench.measure_first_token", lambda _arguments, _runs: 1.0)
+    words = ("--backend", "reference", "--prompt", "4", "--predict", "2", "--runs", "1", "--answer", "4")
+    ended = kinetic("bench", "tiny-hybrid", *words)
+    assert ended.status == 0
+    line = f"{'fill JSON, temperature 0:':<24} an answer of 0 tokens: no time between two\n"
+    assert line in ended.out and "inf" not in ended.out and "-" not in ended.out.replace("tiny-hybrid", "")
+    assert "fill JSON, forced:" in ended.out and "temperature 0.8: an answer of 0 tokens" in ended.out
+    result = json.loads(kinetic("bench", "tiny-hybrid", *words, "--json").out)
+    figures = result["workloads"]["fill JSON"]["temperature 0"]
+    for key in ("plain_tok_s", "drafted_tok_s", "speedup", "tokens_per_step"):
+        assert figures[key] is None
+        assert result["workloads"]["fill JSON"]["forced"][key] > 0
+    assert figures["n_tokens"] == 0
+
+
+def test_figures_are_of_the_pairs_with_a_second_token() -> None:
+    whole = Pair(2.0, 1.0, True, 5, 3, 4, 2, (1, 2, 3, 4, 5))
+    ended = Pair(0.0, 0.0, True, 1, 1, 0, 0, (1,))
+    figures = describe_pairs([whole, ended])
+    assert (figures["plain_tok_s"], figures["drafted_tok_s"], figures["speedup"]) == (2.0, 4.0, 2.0)
+    assert figures["tokens_per_step"] == 2.0 and figures["n_tokens"] == 5
+    assert describe_pairs([ended])["speedup"] is None
+    assert describe_pairs([attrs.evolve(whole, plain_s=0.0)])["drafted_tok_s"] is None
+
+
+def test_workloads_that_do_not_fit_are_skipped(kinetic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Workload("long", "ab " * 30, "ab")
+    with kinetic_core.load("tiny-hybrid", backend="reference") as model:
+        n_long, n_short = len(long.prompt_ids(model)), len(only()[0].prompt_ids(model))
+    with kinetic_core.load("tiny-hybrid", backend="reference", ctx=n_long + 1) as model:
+        result = measure_drafting(model, 400, quiet, [long, *only()], [0.0])
+        assert result["workloads_skipped"] == ["long"] and list(result["workloads"]) == ["short"]
+        assert result["drafted_identical"] is True
+    with kinetic_core.load("tiny-hybrid", backend="reference", ctx=n_short + 2) as model:
+        result = measure_drafting(model, 400, quiet, [long, *only()], [0.0])
+        assert result["workloads"]["short"]["forced"]["n_tokens"] == 2
+    with kinetic_core.load("tiny-hybrid", backend="reference", ctx=n_short + 1) as model:
+        result = measure_drafting(model, 400, quiet, [long, *only()], [0.0])
+    assert result == {"workloads": {}, "workloads_skipped": ["long", "short"]}
+    monkeypatch.setattr("kinetic_core.bench.measure_drafting", lambda *_arguments: result)
+    monkeypatch.setattr("kinetic_core.bench.measure_first_token", lambda _arguments, _runs: 1.0)
+    words = ("--backend", "reference", "--prompt", "4", "--predict", "2", "--runs", "1")
+    ended = kinetic("bench", "tiny-hybrid", *words)
+    assert ended.status == 0 and "identical" not in ended.out
+    assert f"{'long:':<24} skipped: its prompt leaves no room for an answer in the model's context\n" in ended.out
+
+
+def test_a_model_without_chat_template_gets_the_bare_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_arguments: Any) -> Any:
+        raise TemplateError("the model has no chat template")
+
+    monkeypatch.setattr("kinetic_core.text.ChatTemplate.from_metadata", none)
+    with kinetic_core.load(DATA / "llama-f32.gguf", backend="reference") as model:
+        assert only()[0].prompt_ids(model) == model.tokenize("ab ab\n\n")
 
 
 def test_workloads() -> None:
