@@ -109,7 +109,7 @@ def only(name: str = "short", answer: str = "ab ab ab ab") -> list[Workload]:
 
 
 def test_log_probabilities_that_differ_are_seen(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens are right and one score of a verified guess is not: only the log-probabilities can tell."""
+    """The tokens are right and their log-probabilities are not: the best scores of drafted answers are one too few."""
     from kinetic_core.engine import engine
 
     asked: list[int] = []
