@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from kinetic_core.errors import MetadataError, describe, shown
 
 _REQUIRED: Any = object()
+_GREATEST = (2 - 2**-23) * 2.0**127
+"""The greatest float32, in which files and kernels hold what a config.json says."""
 
 
 class CheckpointConfig:
@@ -40,12 +41,12 @@ class CheckpointConfig:
         return value
 
     def get_float(self, *keys: str, default: Any = _REQUIRED) -> Any:
-        """A finite number."""
+        """A number that float32 can hold."""
         key, value = self._find(keys, default)
         if key is None:
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._refused(key, value, "a finite number")
+        if not _fits_float32(value):
+            raise self._refused(key, value, "a finite number of float32")
         return float(value)
 
     def get_bool(self, *keys: str, default: Any = _REQUIRED) -> Any:
@@ -66,16 +67,13 @@ class CheckpointConfig:
         return tuple(value)
 
     def get_floats(self, key: str, count: int, *, default: float) -> tuple[float, ...]:
-        """`count` finite numbers; where the key is absent, `default` as often."""
+        """`count` numbers that float32 can hold; where the key is absent, `default` as often."""
         value = self.values.get(key)
         if value is None:
             return (default,) * count
         numbers = value if isinstance(value, list | tuple) else ()
-        if len(numbers) != count or not all(
-            isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-            for number in numbers
-        ):
-            raise self._refused(key, value, f"{count} finite numbers")
+        if len(numbers) != count or not all(map(_fits_float32, numbers)):
+            raise self._refused(key, value, f"{count} finite numbers of float32")
         return tuple(map(float, numbers))
 
     def flattened(self, key: str) -> CheckpointConfig:
@@ -118,3 +116,8 @@ class CheckpointConfig:
     def _refused(self, key: str, value: Any, expected: str) -> MetadataError:
         where = f"{self.where}, key {key!r}"
         return MetadataError(describe("a key cannot be used", where=where, got=shown(value), expected=expected))
+
+
+def _fits_float32(value: Any) -> bool:
+    # Compared, not converted: a whole number of hundreds of digits has no float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_GREATEST <= value <= _GREATEST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from kinetic_core.checkpoint.config import CheckpointConfig
@@ -65,8 +66,14 @@ def expert_metadata(config: CheckpointConfig) -> dict[str, Any]:
     }
 
 
+_NO_LIMITS = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+"""Of the time step: both spellings that JSON files have."""
+
+
 def mamba2_metadata(config: CheckpointConfig) -> dict[str, Any]:
     """The keys of Mamba-2 layers: the inner width is ``mamba_d_ssm``, or a multiple of the hidden size."""
+    if config.values.get("time_step_limit") not in _NO_LIMITS:
+        raise config.refused("time_step_limit", "no limits: [0.0, Infinity]")
     width = config.get_int("hidden_size", minimum=1)
     inner = config.get_int("mamba_d_ssm", default=None, minimum=1)
     return {

@@ -12,7 +12,9 @@ import pytest
 
 from kinetic_core.conformance import ArchitectureConformance, Case, ClauseFailure, Conformance, NotApplicable
 from kinetic_core.conformance.formats import FORMATS
+from kinetic_core.conformance.recorded import every_format_is_stored
 from kinetic_core.conformance.runner import SUITES, run_case, run_suite
+from kinetic_core.conformance.suite import Fault
 from kinetic_core.interfaces import TinyVariant
 from kinetic_core.plugins import Plugin
 from kinetic_core.reference.backend import ReferenceBackend
@@ -216,3 +218,20 @@ def test_nothing_checked_does_not_conform() -> None:
     skipped = tuple(r for r in report.results if r.outcome == "not applicable")
     assert not attrs.evolve(report, results=skipped).conforms
     assert not attrs.evolve(report, results=()).conforms
+
+
+def test_formats_that_come_to_the_same_types_are_both_stored() -> None:
+    """A tied model with names of its own has the same types in Q4_K and in the mixture: nothing is wrong with that."""
+
+    class OwnNames:
+        """Only what the check asks for."""
+
+        formats = ("F32", "Q4_K", "Q4_K_M")
+        variants = {"tied": TinyVariant("tied", {}, {"token_embd.weight": (300, 256), "blk.0.w1.weight": (256, 256)})}  # noqa: RUF012
+
+    every_format_is_stored(OwnNames())  # type: ignore[arg-type]
+    narrow = OwnNames()
+    narrow.formats = ("Q4_K",)
+    narrow.variants = {"narrow": TinyVariant("narrow", {}, {"blk.0.w1.weight": (64, 64)})}
+    with pytest.raises(Fault, match="can be stored as Q4_K: declare one"):
+        every_format_is_stored(narrow)  # type: ignore[arg-type]

@@ -43,6 +43,20 @@ REFUSED: list[tuple[str, dict[str, Any], type[KineticError], str]] = [
     ("falconh1nonorm-f32", {"mamba_d_ssm": 90}, TensorError, "does not fit config.json"),
     ("falconh1-q8_0", {"mamba_norm_before_gate": None}, MetadataError, "mamba_norm_before_gate"),
     ("falconh1-q8_0", {"mamba_rms_norm": False}, TensorError, r"does not know.*mamba\.norm"),
+    ("granitehybrid-bf16", {"time_step_limit": [0.0, 0.1]}, MetadataError, "time_step_limit.*0.1"),
+    ("granitehybrid-bf16", {"residual_multiplier": 10**400}, MetadataError, "residual_multiplier.*finite number"),
+    ("granitehybrid-bf16", {"residual_multiplier": 1e39}, MetadataError, "residual_multiplier.*finite number"),
+    (
+        "lfm3deep-f32",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 1e6},
+                "sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            }
+        },
+        MetadataError,
+        "sliding_attention.*partial_rotary_factor.*0.5",
+    ),
     ("lfm3deep-f32", {"use_attention_gate": False}, MetadataError, "use_attention_gate"),
 ]
 

@@ -10,7 +10,6 @@ layer scales its weight, one behind it the bias as well. Source: Zuo et al. 2025
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -32,17 +31,12 @@ from kinetic_core.checkpoint import (
     without_middle_axis,
 )
 
-_NO_LIMITS = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
-"""Of the time step: both spellings that JSON files have."""
-
 
 def _metadata(config: CheckpointConfig) -> dict[str, Any]:
     config.expect("hidden_act", "silu")
     config.expect("attn_layer_indices", None)
     config.expect("mamba_use_mlp", True)
     rope_type(config, "default")
-    if config.values.get("time_step_limit") not in _NO_LIMITS:
-        raise config.refused("time_step_limit", "no limits: [0.0, Infinity]")
     if _has_norm(config) and config.get_bool("mamba_norm_before_gate", default=True):
         raise config.refused("mamba_norm_before_gate", "false where mamba_rms_norm is true")
     return {

@@ -110,6 +110,7 @@ def _lfm3_metadata(config: CheckpointConfig) -> dict[str, Any]:
     if full.get_str("rope_type", default="default") not in ("default", "proportional"):
         raise full.refused("rope_type", "default or proportional")
     sliding.expect("rope_type", "default")
+    sliding.expect("partial_rotary_factor", 1.0)
     metadata = {
         **_common(config),
         "attention.key_length": head,
