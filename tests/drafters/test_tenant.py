@@ -262,3 +262,14 @@ def test_a_document_takes_so_many_tokens() -> None:
     assert index.extend(document, ints(random_tokens(1, DOCUMENT)), PLENTY) == DOCUMENT - 3
     index.append(document, ints([5]))
     assert len(document.tokens) == DOCUMENT and document.n_indexed == DOCUMENT - 3 and document.lead == 3
+
+
+def test_what_helped_leaves_nothing_behind_when_it_leaves() -> None:
+    """Every document helps before it leaves, so none ever comes up among those that never helped."""
+    index = TenantIndex()
+    for round_number in range(2000):
+        document = add(index, random_tokens(round_number, 40), round_number)
+        index.helped(document, HELPFUL)
+        if index.n_documents > 8:
+            assert index.evict()
+        assert sum(map(len, index._leaving)) < 200

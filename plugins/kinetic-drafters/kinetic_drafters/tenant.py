@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import attrs
 import numpy as np
@@ -167,6 +167,11 @@ class TenantIndex:
             self.n_unproven -= document.n_indexed
             self._worth[document.slot] = 2
             heappush(self._leaving[True], (document.used, document.serial, document))
+            # Its entry among those that never helped is only skipped when it comes up there, which may be never.
+            unproven = self._leaving[False]
+            if len(unproven) > 2 * self.n_documents + SPARE_SLOTS:
+                unproven[:] = [entry for entry in unproven if entry[2].slot >= 0 and not entry[2].is_helpful]
+                heapify(unproven)
 
     def evict(self) -> bool:
         """Let the least useful document leave; False if there is none."""
