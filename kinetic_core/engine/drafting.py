@@ -19,7 +19,7 @@ from kinetic_core.interfaces.drafter import Draft, DraftTree, SequenceStep
 
 if TYPE_CHECKING:
     from kinetic_core.interfaces.backend import Executable
-    from kinetic_core.interfaces.drafter import Drafter
+    from kinetic_core.interfaces.drafter import Drafter, TokenTexts
 
 logger = logging.getLogger("kinetic.engine")
 
@@ -71,6 +71,7 @@ class Drafting:
         vocab_size: int,
         context_length: int,
         policy: DraftPolicy = "measured",
+        texts: TokenTexts | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._context_length = context_length
@@ -91,6 +92,8 @@ class Drafting:
             self._all_sources.append(source)
             try:
                 drafter.attach(executable)
+                if texts is not None:
+                    drafter.read_texts(texts)
             except Exception:
                 self._fail(source)
         # What looks things up is asked first, what runs a part of the model only where that promises more.

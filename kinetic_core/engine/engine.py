@@ -115,7 +115,9 @@ class Engine:
         self.slots = SlotPool(options.n_slots, has_states=options.has_states)
         self._executable = executable
         self._reuse = Reuse(cache, executable, self.blocks, self.slots)
-        self._drafting = Drafting(drafters or {}, executable, vocab_size, options.context_length, options.draft_policy)
+        self._drafting = Drafting(
+            drafters or {}, executable, vocab_size, options.context_length, options.draft_policy, tokenizer
+        )
         self._scheduler = Scheduler(
             executable,
             self.blocks,

@@ -17,7 +17,14 @@ from kinetic_core.interfaces.backend import (
 )
 from kinetic_core.interfaces.batch import BLOCK_TOKENS, HeadRequest, RowBatch, SequenceRows
 from kinetic_core.interfaces.cache import CacheCapabilities, CachedPrefix, PrefixCache
-from kinetic_core.interfaces.drafter import Draft, Drafter, DrafterCapabilities, DraftTree, SequenceStep
+from kinetic_core.interfaces.drafter import (
+    Draft,
+    Drafter,
+    DrafterCapabilities,
+    DraftTree,
+    SequenceStep,
+    TokenTexts,
+)
 from kinetic_core.interfaces.head import HeadCapabilities, OutputHead
 
 __all__ = [
@@ -42,4 +49,5 @@ __all__ = [
     "SequenceRows",
     "SequenceStep",
     "TinyVariant",
+    "TokenTexts",
 ]

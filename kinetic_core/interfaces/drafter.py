@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import attrs
 import numpy as np
@@ -72,6 +72,21 @@ class SequenceStep:
     block_table: npt.NDArray[np.int32]
 
 
+class TokenTexts(Protocol):
+    """What tokens stand for: a model's tokenizer, as far as drafters need it. May be called on any thread."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for. Raises RequestError for an id that the tokenizer does not have."""
+        ...
+
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        """The tokens of a text. add_bos: with the token that begins a text; None: where the model's file says so.
+
+        A tokenizer may put a space before the text. Raises RequestError for text that it cannot express.
+        """
+        ...
+
+
 class Drafter(ABC):
     """Guesses what follows. Whatever it guesses, the answer does not change: a wrong guess only costs time.
 
@@ -89,6 +104,9 @@ class Drafter(ABC):
 
     def attach(self, executable: Executable) -> None:  # noqa: B027 - optional
         """Called once, with the loaded model."""
+
+    def read_texts(self, texts: TokenTexts) -> None:  # noqa: B027 - optional
+        """Called once after `attach`, where the model has a tokenizer: for a drafter that looks into tokens."""
 
     @abstractmethod
     def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
