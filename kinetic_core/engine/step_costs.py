@@ -6,12 +6,14 @@ formats of the weights, and with mixtures of experts on how many experts the row
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-REMEMBERED = 9
+REMEMBERED = 31
 """A figure is the median of so many last steps: one that the system interrupted does not count."""
+SPEED_STEPS = 5
+"""The machine's speed is taken from so many last steps, whatever their rows were."""
 
 PRIOR = ((1, 1.0), (2, 1.3), (4, 1.3), (8, 2.2), (16, 4.2))
 """Cost of n rows over that of one before anything is measured: two cores, 4-bit weights. Linear between and beyond."""
@@ -23,25 +25,36 @@ FORGOTTEN_AFTER = 512
 
 
 class StepCosts:
-    """Seconds of a step by its number of answering rows."""
+    """Seconds of a step by its number of answering rows.
+
+    Machines become slower and faster, by their neighbours and their heat. A figure that is old would then look better
+    or worse than one of now, and rows be run, or not, for that alone. So figures are in units of the speed at their
+    time, which all steps tell together: the median of the last ones' seconds over what their figures said.
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
+        self._figures: dict[int, deque[float]] = {}
         self._measured_at: dict[int, int] = {}
         self._n_steps = 0
-        self._known: list[tuple[int, float]] | None = None
+        self._ratios: deque[float] = deque(maxlen=SPEED_STEPS)
+        # (rows, median, step), by rows; with the speed replaced as one: another thread may ask while this one measures
+        self._known: tuple[list[tuple[int, float, int]], float] = ([], 1.0)
 
     def measured(self, n_rows: int, seconds: float) -> None:
         """A step of `n_rows` rows, none of them a prompt's, took so long."""
         self._n_steps += 1
-        if n_rows not in self._seconds or self._age(n_rows) > FORGOTTEN_AFTER:
-            self._seconds[n_rows] = deque(maxlen=REMEMBERED)
-        values = self._seconds[n_rows]
-        values.append(seconds)
-        self._medians[n_rows] = sorted(values)[len(values) // 2]
+        known, speed = self._known
+        others = [entry for entry in known if entry[0] != n_rows and self._n_steps - entry[2] <= FORGOTTEN_AFTER]
+        if n_rows not in self._figures or self._age(n_rows) > FORGOTTEN_AFTER:
+            self._figures[n_rows] = deque(maxlen=REMEMBERED)
+        figures = self._figures[n_rows]
+        if figures:
+            self._ratios.append(seconds / _median(figures))
+            speed = _median(self._ratios)
+        figures.append(seconds / speed)
+        insort(others, (n_rows, _median(figures), self._n_steps))
         self._measured_at[n_rows] = self._n_steps
-        self._known = None
+        self._known = others, speed
 
     def _age(self, n_rows: int) -> int:
         return self._n_steps - self._measured_at.get(n_rows, -2 * FORGOTTEN_AFTER)
@@ -49,7 +62,7 @@ class StepCosts:
     @property
     def is_measured(self) -> bool:
         """Has any step been measured?"""
-        return bool(self._seconds)
+        return bool(self._known[0])
 
     def is_due(self, n_rows: int) -> bool:
         """Was no step of so many rows measured for long?"""
@@ -60,25 +73,26 @@ class StepCosts:
 
         Between measured numbers of rows the curve has the shape of the prior, scaled to meet them.
         """
-        known = self._known  # held here: another thread may ask while the engine's measures
-        if known is None:
-            medians = sorted(self._medians.items())
-            known = self._known = [(n, median) for n, median in medians if self._age(n) <= FORGOTTEN_AFTER]
+        known, speed = self._known
         if not known:
             return prior(n_rows)
-        at = bisect_left(known, (n_rows, 0.0))
-        low, low_s = known[max(at - 1, 0)]
-        high, high_s = known[min(at, len(known) - 1)]
+        at = bisect_left(known, (n_rows,))
+        low, low_s, _ = known[max(at - 1, 0)]
+        high, high_s, _ = known[min(at, len(known) - 1)]
         if high == n_rows:
-            return high_s
+            return high_s * speed
         low_scale, high_scale = low_s / prior(low), high_s / prior(high)
         share = (n_rows - low) / (high - low) if high > low else 0.0
-        return prior(n_rows) * (low_scale + min(max(share, 0.0), 1.0) * (high_scale - low_scale))
+        return prior(n_rows) * speed * (low_scale + min(max(share, 0.0), 1.0) * (high_scale - low_scale))
 
     def curve(self, counts: Sequence[int] = (1, 2, 4, 8, 16)) -> dict[int, float]:
         """Cost of n rows over that of one, as it is believed now."""
         one = self.seconds(1)
         return {n: self.seconds(n) / one for n in counts}
+
+
+def _median(values: Collection[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def prior(n_rows: int) -> float:
