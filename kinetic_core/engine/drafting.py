@@ -429,5 +429,5 @@ class Drafting:
         except Exception:  # on a thread of whoever asks: no reason to turn it off
             logger.exception("the drafter %r has no figures", source.name)
             own = {}
-        counts = ("asked", "proposed", "drafted", "accepted", "seconds", "failed")
+        counts = ("asked", "proposed", "drafted", "accepted", "seconds", "failed", *["run_s"] * source.runs_model)
         return own | {name: getattr(source, name) for name in counts}
