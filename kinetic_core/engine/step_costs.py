@@ -6,9 +6,10 @@ formats of the weights, and with mixtures of experts on how many experts the row
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 REMEMBERED = 31
 """A figure is the median of so many last steps: one that the system interrupted does not count."""
@@ -23,6 +24,21 @@ RENEWED_AFTER = 64
 FORGOTTEN_AFTER = 512
 """A figure so many steps old no longer says what the machine does now."""
 
+LEAST_SECONDS = 1e-9
+"""A clock may be too coarse to see a step; nothing is free."""
+
+
+class _Figure(NamedTuple):
+    """What is known of steps of n rows. seconds: the median of `values`, the last ones, in units of the speed.
+
+    step: when such a step was last measured.
+    """
+
+    n_rows: int
+    seconds: float
+    step: int
+    values: deque[float]
+
 
 class StepCosts:
     """Seconds of a step by its number of answering rows.
@@ -33,31 +49,26 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        self._figures: dict[int, deque[float]] = {}
-        self._measured_at: dict[int, int] = {}
         self._n_steps = 0
         self._ratios: deque[float] = deque(maxlen=SPEED_STEPS)
-        # (rows, median, step), by rows; with the speed replaced as one: another thread may ask while this one measures
-        self._known: tuple[list[tuple[int, float, int]], float] = ([], 1.0)
+        # By rows; replaced together with the speed: another thread may ask while this one measures.
+        self._known: tuple[list[_Figure], float] = ([], 1.0)
 
     def measured(self, n_rows: int, seconds: float) -> None:
         """A step of `n_rows` rows, none of them a prompt's, took so long."""
         self._n_steps += 1
-        known, speed = self._known
-        others = [entry for entry in known if entry[0] != n_rows and self._n_steps - entry[2] <= FORGOTTEN_AFTER]
-        if n_rows not in self._figures or self._age(n_rows) > FORGOTTEN_AFTER:
-            self._figures[n_rows] = deque(maxlen=REMEMBERED)
-        figures = self._figures[n_rows]
-        if figures:
-            self._ratios.append(seconds / _median(figures))
+        seconds = max(seconds, LEAST_SECONDS)
+        figures, speed = self._known
+        figures = [figure for figure in figures if self._n_steps - figure.step <= FORGOTTEN_AFTER]
+        values: deque[float] = deque(maxlen=REMEMBERED)
+        at = bisect_left(figures, (n_rows,))
+        if at < len(figures) and figures[at].n_rows == n_rows:
+            values = figures.pop(at).values
+            self._ratios.append(seconds / _median(values))
             speed = _median(self._ratios)
-        figures.append(seconds / speed)
-        insort(others, (n_rows, _median(figures), self._n_steps))
-        self._measured_at[n_rows] = self._n_steps
-        self._known = others, speed
-
-    def _age(self, n_rows: int) -> int:
-        return self._n_steps - self._measured_at.get(n_rows, -2 * FORGOTTEN_AFTER)
+        values.append(seconds / speed)
+        figures.insert(at, _Figure(n_rows, _median(values), self._n_steps, values))
+        self._known = figures, speed
 
     @property
     def is_measured(self) -> bool:
@@ -66,7 +77,10 @@ class StepCosts:
 
     def is_due(self, n_rows: int) -> bool:
         """Was no step of so many rows measured for long?"""
-        return self._age(n_rows) >= RENEWED_AFTER
+        figures, _ = self._known
+        at = bisect_left(figures, (n_rows,))
+        measured = at < len(figures) and figures[at].n_rows == n_rows
+        return not measured or self._n_steps - figures[at].step >= RENEWED_AFTER
 
     def seconds(self, n_rows: int) -> float:
         """Expected seconds of a step; in units of a one-row step while nothing is measured.
@@ -77,8 +91,8 @@ class StepCosts:
         if not known:
             return prior(n_rows)
         at = bisect_left(known, (n_rows,))
-        low, low_s, _ = known[max(at - 1, 0)]
-        high, high_s, _ = known[min(at, len(known) - 1)]
+        low, low_s, _, _ = known[max(at - 1, 0)]
+        high, high_s, _, _ = known[min(at, len(known) - 1)]
         if high == n_rows:
             return high_s * speed
         low_scale, high_scale = low_s / prior(low), high_s / prior(high)
