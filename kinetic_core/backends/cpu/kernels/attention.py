@@ -17,11 +17,12 @@ head: item // tiles is the head.
     11 address of the layer in block 0, 12 bytes per block
     13 f32[rows, kv_heads, head_dim] with drafts' keys, 14 with their values   15 first position of the layer
 
-A tile record is 10 words: first row, rows, position of the first row, address of the i32 block table, and for a draft
-(a tile of one row): positions that the blocks hold, address of the i64 rows of its path after those (itself last), and
-their number; the number is 0 for committed rows. Then for a part of a tile of one row: first chunk, end chunk, and
-where the part's result goes (else 0, a large number and 0): per query head 16 + head_dim f32: largest score, sum of
-exponentials (negative: the part sees nothing), and from 16 on the weighted values.
+A tile record is 10 words: first row, rows, position of the first row (of drafts: of the deepest), address of the i32
+block table, and for drafts: positions that the blocks hold, address of two i64 per row, the address of the i64 rows of
+its path after those (itself last) and their number, and a word that is not 0; it is 0 for committed rows. Then for a
+part of a tile of one row: first chunk, end chunk, and where the part's result goes (else 0, a large number and 0): per
+query head 16 + head_dim f32: largest score, sum of exponentials (negative: the part sees nothing), and from 16 on the
+weighted values.
 
 Arguments of `merge_attention`, which combines the parts of long rows in ascending order, so that many threads may
 share one row's chunks: 0 out, 1 stride, 2 query heads, 3 head_dim, 4 records: row, parts, address of the first part's
@@ -172,32 +173,34 @@ def _merge(head_dim, state, chunk_top, chunk_sum, chunk_out, out):
 
 
 @njit(error_model="numpy")
-def _draft_scores(queries, keys, key_bytes, path, n, head_dim, scores):
-    """Scores of four query vectors against `n` draft rows, each over the columns in order as a lane of a tile does it.
+def _draft_scores(query, keys, key_bytes, path, n, head_dim, scores):
+    """Scores of a query vector against `n` draft rows, each over the columns in order as a lane of a tile does it.
 
-    Eight sums, of two rows, go on side by side: one after the other would wait for every product.
+    Eight sums go on side by side: one after the other would wait for every product.
     """
-    q0, q1 = load_i64(queries), load_i64(queries + 8)
-    q2, q3 = load_i64(queries + 16), load_i64(queries + 24)
-    for k in range(0, n, 2):
-        second = min(k + 1, n - 1)
-        a = keys + load_i64(path + 8 * k) * key_bytes
-        b = keys + load_i64(path + 8 * second) * key_bytes
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0.0)
+    last = n - 1
+    for k in range(0, n, 8):
+        k1, k2, k3, k4 = min(k + 1, last), min(k + 2, last), min(k + 3, last), min(k + 4, last)
+        k5, k6, k7 = min(k + 5, last), min(k + 6, last), min(k + 7, last)
+        a0, a1 = keys + load_i64(path + 8 * k) * key_bytes, keys + load_i64(path + 8 * k1) * key_bytes
+        a2, a3 = keys + load_i64(path + 8 * k2) * key_bytes, keys + load_i64(path + 8 * k3) * key_bytes
+        a4, a5 = keys + load_i64(path + 8 * k4) * key_bytes, keys + load_i64(path + 8 * k5) * key_bytes
+        a6, a7 = keys + load_i64(path + 8 * k6) * key_bytes, keys + load_i64(path + 8 * k7) * key_bytes
+        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0.0)
         for d in range(0, 4 * head_dim, 4):
-            x0, x1, x2, x3 = load_f32(q0 + d), load_f32(q1 + d), load_f32(q2 + d), load_f32(q3 + d)
-            y, z = load_f32(a + d), load_f32(b + d)
-            a0, a1, a2, a3 = fma(x0, y, a0), fma(x1, y, a1), fma(x2, y, a2), fma(x3, y, a3)
-            b0, b1, b2, b3 = fma(x0, z, b0), fma(x1, z, b1), fma(x2, z, b2), fma(x3, z, b3)
-        at, to = scores + 4 * k, scores + 4 * second
-        store_f32(at, a0)
-        store_f32(at + _SCORE_BYTES, a1)
-        store_f32(at + 2 * _SCORE_BYTES, a2)
-        store_f32(at + 3 * _SCORE_BYTES, a3)
-        store_f32(to, b0)
-        store_f32(to + _SCORE_BYTES, b1)
-        store_f32(to + 2 * _SCORE_BYTES, b2)
-        store_f32(to + 3 * _SCORE_BYTES, b3)
+            x = load_f32(query + d)
+            s0, s1 = fma(x, load_f32(a0 + d), s0), fma(x, load_f32(a1 + d), s1)
+            s2, s3 = fma(x, load_f32(a2 + d), s2), fma(x, load_f32(a3 + d), s3)
+            s4, s5 = fma(x, load_f32(a4 + d), s4), fma(x, load_f32(a5 + d), s5)
+            s6, s7 = fma(x, load_f32(a6 + d), s6), fma(x, load_f32(a7 + d), s7)
+        store_f32(scores + 4 * k, s0)
+        store_f32(scores + 4 * k1, s1)
+        store_f32(scores + 4 * k2, s2)
+        store_f32(scores + 4 * k3, s3)
+        store_f32(scores + 4 * k4, s4)
+        store_f32(scores + 4 * k5, s5)
+        store_f32(scores + 4 * k6, s6)
+        store_f32(scores + 4 * k7, s7)
 
 
 @njit(error_model="numpy")
@@ -219,6 +222,7 @@ def _begin(args, record, kv_head, first_vector, count, scratch):
     """Fill in the scratch of vectors first_vector …: v is row v // group, query head v % group of the key head."""
     group, head_dim, window = load_i64(args + 40), load_i64(args + 48), load_i64(args + 64)
     row0, start, first = load_i64(record), load_i64(record + 16), load_i64(args + 120)
+    held, paths, are_drafts = load_i64(record + 32), load_i64(record + 40), load_i64(record + 48)
     for k in range(GROUP_VECTORS):
         vector = first_vector + (k if k < count else 0)
         row = vector // group
@@ -226,7 +230,7 @@ def _begin(args, record, kv_head, first_vector, count, scratch):
         at = scratch + 8 * k
         store_i64(at + _QUERY, load_i64(args) + (row0 + row) * load_i64(args + 8) + column)
         store_i64(at + _TARGET, load_i64(args + 16) + (row0 + row) * load_i64(args + 24) + column)
-        high = start + row + 1
+        high = held + load_i64(paths + 16 * row + 8) if are_drafts != 0 else start + row + 1
         store_i64(at + _LOW, max(first, high - window) if window > 0 else first)
         store_i64(at + _HIGH, high)
         store_f32(at + _STATE + 4, np.float32(-1.0))
@@ -308,7 +312,23 @@ def _combine(scratch, count, head_dim, base):
 
 
 @njit(error_model="numpy")
-def _attend(cache, args, record, kv_head, count, scratch):
+def _whole_range(scratch, count):
+    """The least and largest ends of what the vectors see."""
+    low, high = load_i64(scratch + _LOW), load_i64(scratch + _HIGH)
+    for k in range(1, count):
+        low, high = min(low, load_i64(scratch + 8 * k + _LOW)), max(high, load_i64(scratch + 8 * k + _HIGH))
+    return low, high
+
+
+@njit(error_model="numpy")
+def _draft_part(vector, held, base):
+    """(first draft that a vector sees in a chunk, counted from `held`; their number)."""
+    first = max(held, base, load_i64(vector + _LOW))
+    return first - held, min(load_i64(vector + _HIGH), base + CHUNK) - first
+
+
+@njit(error_model="numpy")
+def _attend(cache, args, record, kv_head, first_vector, count, scratch):
     """Up to four vectors. A draft's path goes on behind the blocks, in rows of this step; the chunks are the same."""
     head_dim, factor = load_i64(args + 48), np.float32(load_f64(args + 56))
     size, table = element_bytes(cache), load_i64(record + 24)
@@ -316,8 +336,9 @@ def _attend(cache, args, record, kv_head, count, scratch):
     row_bytes = 4 * head_dim * load_i64(args + 32)
     draft_keys = load_i64(args + 104) + 4 * head_dim * kv_head
     draft_values = load_i64(args + 112) + 4 * head_dim * kv_head
-    least, most = load_i64(scratch + _LOW), load_i64(scratch + 8 * (count - 1) + _HIGH)
-    held = load_i64(record + 32) if load_i64(record + 48) > 0 else most
+    paths, are_drafts, group = load_i64(record + 40), load_i64(record + 48) != 0, load_i64(args + 40)
+    least, most = _whole_range(scratch, count)
+    held = load_i64(record + 32) if are_drafts else most
     first_chunk = max(least // CHUNK, load_i64(record + 56))
     end_chunk = min((most + CHUNK - 1) // CHUNK, load_i64(record + 64))
     for chunk in range(first_chunk, end_chunk):
@@ -329,19 +350,24 @@ def _attend(cache, args, record, kv_head, count, scratch):
         low, high = _union(scratch, count, base, end)
         if low < high:
             _scores(cache, scratch + _QUERY, keys, head_dim, low // 16, (high + 15) // 16, scratch + _SCORES)
-        first = max(held, base, least)
-        n_drafts = max(0, min(most, base + CHUNK) - first)
-        path = load_i64(record + 40) + 8 * (first - held)
-        shift = 4 * (first - base)
-        if n_drafts > 0:
-            at = scratch + _SCORES + shift
-            _draft_scores(scratch + _QUERY, draft_keys, row_bytes, path, n_drafts, head_dim, at)
+        drafts_here = are_drafts and base + CHUNK > held
+        if drafts_here:
+            for k in range(count):
+                first, n = _draft_part(scratch + 8 * k, held, base)
+                if n > 0:
+                    path = load_i64(paths + 16 * ((first_vector + k) // group)) + 8 * first
+                    at = scratch + _SCORES + _SCORE_BYTES * k + 4 * (held + first - base)
+                    query = load_i64(scratch + 8 * k + _QUERY)
+                    _draft_scores(query, draft_keys, row_bytes, path, n, head_dim, at)
         _soften(scratch, count, factor, base)
         _weigh_block(cache, scratch, count, keys + size * CHUNK * head_dim, head_dim, base, end)
-        if n_drafts > 0:
+        if drafts_here:
             for k in range(count):
-                weights, out = scratch + _SCORES + _SCORE_BYTES * k + shift, scratch + _CHUNK_OUT + _OUT_BYTES * k
-                _weigh_drafts(weights, draft_values, row_bytes, path, n_drafts, head_dim, out)
+                first, n = _draft_part(scratch + 8 * k, held, base)
+                path = load_i64(paths + 16 * ((first_vector + k) // group)) + 8 * first
+                weights = scratch + _SCORES + _SCORE_BYTES * k + 4 * (held + first - base)
+                out = scratch + _CHUNK_OUT + _OUT_BYTES * k
+                _weigh_drafts(weights, draft_values, row_bytes, path, n, head_dim, out)
         _combine(scratch, count, head_dim, base)
 
 
@@ -381,7 +407,7 @@ def _attention(cache, args, begin, end):
         while vector < n_vectors:
             count = min(GROUP_VECTORS, n_vectors - vector)
             _begin(args, record, kv_head, vector, count, scratch)
-            _attend(cache, args, record, kv_head, count, scratch)
+            _attend(cache, args, record, kv_head, vector, count, scratch)
             _put_out(args, record, kv_head, vector, count, scratch)
             vector += count
 
