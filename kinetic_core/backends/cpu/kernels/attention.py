@@ -35,182 +35,43 @@ import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
-from kinetic_core.backends.cpu.kernels.constants import MAX_HEAD_DIM, MERGE_WORDS, PART_HEADER, TILE_WORDS
-from kinetic_core.backends.cpu.kernels.mathfun import exp, exp_scalar
+from kinetic_core.backends.cpu.kernels.attention_chunk import (
+    CHUNK,
+    OUT_BYTES,
+    SCORE_BYTES,
+    draft_scores,
+    merge,
+    score_chunk,
+    softmax,
+    weigh_drafts,
+    weigh_four,
+    weigh_one,
+)
+from kinetic_core.backends.cpu.kernels.constants import MERGE_WORDS, PART_HEADER, TILE_WORDS
 from kinetic_core.backends.cpu.simd import (
-    add,
-    and_,
     copy_bytes,
     div,
-    fma,
-    ge,
-    hmax,
-    hsum,
-    iota,
     load_f32,
     load_f64,
     load_i32,
     load_i64,
     load_vf,
-    lt,
-    max_,
-    mul,
-    select,
     splat_f32,
-    splat_i32,
     stack_bytes,
     store_f32,
     store_i64,
     store_vf,
-    sub,
     zero_bytes,
-    zero_f32,
 )
 from kinetic_core.backends.cpu.simd.attention import (
     F16_CACHE,
     F32_CACHE,
-    STRIP,
     element_bytes,
     fixed,
-    score_tiles,
-    weigh_values,
 )
 from kinetic_core.backends.cpu.simd.machine import opaque
 
-CHUNK = 256
 GROUP_VECTORS = 4
-_SCORE_BYTES = 4 * CHUNK
-_OUT_BYTES = 4 * MAX_HEAD_DIM
-_MINUS_INFINITY = np.float32(-np.inf)
-
-
-@njit(error_model="numpy")
-def _scores(cache, queries, keys, head_dim, first_tile, end_tile, scores):
-    """Scores of four query vectors (repeated where there are fewer) against tiles of 16 positions."""
-    tile_bytes = 16 * element_bytes(cache) * head_dim
-    tile = first_tile
-    while tile + STRIP <= end_tile:
-        at, to = keys + tile * tile_bytes, scores + 64 * tile
-        score_tiles(fixed(4), fixed(STRIP), cache, queries, at, head_dim, to, _SCORE_BYTES)
-        tile += STRIP
-    if STRIP > 1:
-        while tile < end_tile:
-            at, to = keys + tile * tile_bytes, scores + 64 * tile
-            score_tiles(fixed(4), fixed(1), cache, queries, at, head_dim, to, _SCORE_BYTES)
-            tile += 1
-
-
-@njit(error_model="numpy", forceinline=True)
-def _weigh(rows, cache, weights, values, head_dim, first, n, out):
-    """out[vector] += weights * values over positions first … first + n - 1 of the chunk."""
-    size = element_bytes(cache)
-    value_bytes = size * head_dim
-    weights += 4 * first
-    values += value_bytes * first
-    at = 0
-    while at + 16 * STRIP <= head_dim:
-        source, to = values + size * at, out + 4 * at
-        weigh_values(rows, fixed(STRIP), cache, weights, _SCORE_BYTES, source, value_bytes, n, to, _OUT_BYTES)
-        at += 16 * STRIP
-    if STRIP > 1:
-        while at < head_dim:
-            source, to = values + size * at, out + 4 * at
-            weigh_values(rows, fixed(1), cache, weights, _SCORE_BYTES, source, value_bytes, n, to, _OUT_BYTES)
-            at += 16
-
-
-@njit(error_model="numpy")
-def _weigh_four(cache, weights, values, head_dim, first, n, out):
-    _weigh(fixed(4), cache, weights, values, head_dim, first, n, out)
-
-
-@njit(error_model="numpy")
-def _weigh_one(cache, weights, values, head_dim, first, n, out):
-    _weigh(fixed(1), cache, weights, values, head_dim, first, n, out)
-
-
-@njit(error_model="numpy")
-def _softmax(scores, factor, low, high):
-    """Scores of positions low … high - 1 become exponentials; (largest score, sum of exponentials)."""
-    f, outside = splat_f32(factor), splat_f32(_MINUS_INFINITY)
-    first, last = splat_i32(low), splat_i32(high)
-    begin, end = low // 16, (high + 15) // 16
-    largest = outside
-    for tile in range(begin, end):
-        position = add(iota(), splat_i32(16 * tile))
-        inside = and_(ge(position, first), lt(position, last))
-        s = select(inside, mul(load_vf(scores + 64 * tile), f), outside)
-        store_vf(scores + 64 * tile, s)
-        largest = max_(largest, s)
-    top = hmax(largest)
-    shift = splat_f32(top)
-    total = zero_f32()
-    for tile in range(begin, end):
-        p = exp(sub(load_vf(scores + 64 * tile), shift))
-        store_vf(scores + 64 * tile, p)
-        total = add(total, p)
-    return top, hsum(total)
-
-
-@njit(error_model="numpy", forceinline=True)
-def _merge(head_dim, state, chunk_top, chunk_sum, chunk_out, out):
-    """Combine a chunk with what the earlier ones gave. state: f32 (largest, sum), sum below 0 before the first."""
-    top, total = load_f32(state), load_f32(state + 4)
-    if total < np.float32(0.0):
-        store_f32(state, chunk_top)
-        store_f32(state + 4, chunk_sum)
-        for at in range(0, head_dim, 16):
-            store_vf(out + 4 * at, load_vf(chunk_out + 4 * at))
-        return
-    new_top = max_(top, chunk_top)
-    old_factor = exp_scalar(np.float32(top - new_top))
-    new_factor = exp_scalar(np.float32(chunk_top - new_top))
-    store_f32(state, new_top)
-    store_f32(state + 4, fma(chunk_sum, new_factor, np.float32(total * old_factor)))
-    old, new = splat_f32(old_factor), splat_f32(new_factor)
-    for at in range(0, head_dim, 16):
-        store_vf(out + 4 * at, fma(load_vf(chunk_out + 4 * at), new, mul(load_vf(out + 4 * at), old)))
-
-
-@njit(error_model="numpy")
-def _draft_scores(query, keys, key_bytes, path, n, head_dim, scores):
-    """Scores of a query vector against `n` draft rows, each over the columns in order as a lane of a tile does it.
-
-    Eight sums go on side by side: one after the other would wait for every product.
-    """
-    last = n - 1
-    for k in range(0, n, 8):
-        k1, k2, k3, k4 = min(k + 1, last), min(k + 2, last), min(k + 3, last), min(k + 4, last)
-        k5, k6, k7 = min(k + 5, last), min(k + 6, last), min(k + 7, last)
-        a0, a1 = keys + load_i64(path + 8 * k) * key_bytes, keys + load_i64(path + 8 * k1) * key_bytes
-        a2, a3 = keys + load_i64(path + 8 * k2) * key_bytes, keys + load_i64(path + 8 * k3) * key_bytes
-        a4, a5 = keys + load_i64(path + 8 * k4) * key_bytes, keys + load_i64(path + 8 * k5) * key_bytes
-        a6, a7 = keys + load_i64(path + 8 * k6) * key_bytes, keys + load_i64(path + 8 * k7) * key_bytes
-        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0.0)
-        for d in range(0, 4 * head_dim, 4):
-            x = load_f32(query + d)
-            s0, s1 = fma(x, load_f32(a0 + d), s0), fma(x, load_f32(a1 + d), s1)
-            s2, s3 = fma(x, load_f32(a2 + d), s2), fma(x, load_f32(a3 + d), s3)
-            s4, s5 = fma(x, load_f32(a4 + d), s4), fma(x, load_f32(a5 + d), s5)
-            s6, s7 = fma(x, load_f32(a6 + d), s6), fma(x, load_f32(a7 + d), s7)
-        store_f32(scores + 4 * k, s0)
-        store_f32(scores + 4 * k1, s1)
-        store_f32(scores + 4 * k2, s2)
-        store_f32(scores + 4 * k3, s3)
-        store_f32(scores + 4 * k4, s4)
-        store_f32(scores + 4 * k5, s5)
-        store_f32(scores + 4 * k6, s6)
-        store_f32(scores + 4 * k7, s7)
-
-
-@njit(error_model="numpy")
-def _weigh_drafts(weights, values, value_bytes, path, n, head_dim, out):
-    for k in range(n):
-        value = values + load_i64(path + 8 * k) * value_bytes
-        w = splat_f32(load_f32(weights + 4 * k))
-        for at in range(0, head_dim, 16):
-            store_vf(out + 4 * at, fma(w, load_vf(value + 4 * at), load_vf(out + 4 * at)))
-
 
 # Scratch of up to four query vectors, by offsets from one address. LOW, HIGH: positions seen, from … up to.
 _QUERY, _TARGET, _LOW, _HIGH, _STATE, _CHUNK_STATE = 0, 32, 64, 96, 128, 160
@@ -267,22 +128,22 @@ def _intersection(scratch, count, base, end):
 def _weigh_block(cache, scratch, count, values, head_dim, base, end):
     """Weighted values of a block: what all vectors see is shared; before and after it come what single ones see."""
     low, high = _intersection(scratch, count, base, end)
-    zero_bytes(scratch + _CHUNK_OUT, GROUP_VECTORS * _OUT_BYTES)
+    zero_bytes(scratch + _CHUNK_OUT, GROUP_VECTORS * OUT_BYTES)
     if low > 0:
         for k in range(count):
             here, there = _part(scratch + 8 * k, base, end)
             there = min(there, low)
             if here < there:
-                weights, out = scratch + _SCORES + _SCORE_BYTES * k, scratch + _CHUNK_OUT + _OUT_BYTES * k
-                _weigh_one(cache, weights, values, head_dim, here, there - here, out)
+                weights, out = scratch + _SCORES + SCORE_BYTES * k, scratch + _CHUNK_OUT + OUT_BYTES * k
+                weigh_one(cache, weights, values, head_dim, here, there - here, out)
     if low < high:
-        _weigh_four(cache, scratch + _SCORES, values, head_dim, low, high - low, scratch + _CHUNK_OUT)
+        weigh_four(cache, scratch + _SCORES, values, head_dim, low, high - low, scratch + _CHUNK_OUT)
     if high < CHUNK:
         for k in range(count):
             here, there = _part(scratch + 8 * k, base, end)
             if max(here, high) < there:
-                weights, out = scratch + _SCORES + _SCORE_BYTES * k, scratch + _CHUNK_OUT + _OUT_BYTES * k
-                _weigh_one(cache, weights, values, head_dim, high, there - high, out)
+                weights, out = scratch + _SCORES + SCORE_BYTES * k, scratch + _CHUNK_OUT + OUT_BYTES * k
+                weigh_one(cache, weights, values, head_dim, high, there - high, out)
 
 
 @njit(error_model="numpy")
@@ -291,7 +152,7 @@ def _soften(scratch, count, factor, base):
     for k in range(count):
         low, high = _part(scratch + 8 * k, base, base + CHUNK)
         if low < high:
-            top, total = _softmax(scratch + _SCORES + _SCORE_BYTES * k, factor, low, high)
+            top, total = softmax(scratch + _SCORES + SCORE_BYTES * k, factor, low, high)
             store_f32(scratch + 8 * k + _CHUNK_STATE, top)
             store_f32(scratch + 8 * k + _CHUNK_STATE + 4, total)
 
@@ -301,13 +162,13 @@ def _combine(scratch, count, head_dim, base):
     for k in range(count):
         low, high = _part(scratch + 8 * k, base, base + CHUNK)
         if low < high:
-            _merge(
+            merge(
                 head_dim,
                 scratch + 8 * k + _STATE,
                 load_f32(scratch + 8 * k + _CHUNK_STATE),
                 load_f32(scratch + 8 * k + _CHUNK_STATE + 4),
-                scratch + _CHUNK_OUT + _OUT_BYTES * k,
-                scratch + _OUT + _OUT_BYTES * k,
+                scratch + _CHUNK_OUT + OUT_BYTES * k,
+                scratch + _OUT + OUT_BYTES * k,
             )
 
 
@@ -349,25 +210,25 @@ def _attend(cache, args, record, kv_head, first_vector, count, scratch):
             keys += load_i32(table + 4 * chunk) * load_i64(args + 96)
         low, high = _union(scratch, count, base, end)
         if low < high:
-            _scores(cache, scratch + _QUERY, keys, head_dim, low // 16, (high + 15) // 16, scratch + _SCORES)
+            score_chunk(cache, scratch + _QUERY, keys, head_dim, low // 16, (high + 15) // 16, scratch + _SCORES)
         drafts_here = are_drafts and base + CHUNK > held
         if drafts_here:
             for k in range(count):
                 first, n = _draft_part(scratch + 8 * k, held, base)
                 if n > 0:
                     path = load_i64(paths + 16 * ((first_vector + k) // group)) + 8 * first
-                    at = scratch + _SCORES + _SCORE_BYTES * k + 4 * (held + first - base)
+                    at = scratch + _SCORES + SCORE_BYTES * k + 4 * (held + first - base)
                     query = load_i64(scratch + 8 * k + _QUERY)
-                    _draft_scores(query, draft_keys, row_bytes, path, n, head_dim, at)
+                    draft_scores(query, draft_keys, row_bytes, path, n, head_dim, at)
         _soften(scratch, count, factor, base)
         _weigh_block(cache, scratch, count, keys + size * CHUNK * head_dim, head_dim, base, end)
         if drafts_here:
             for k in range(count):
                 first, n = _draft_part(scratch + 8 * k, held, base)
                 path = load_i64(paths + 16 * ((first_vector + k) // group)) + 8 * first
-                weights = scratch + _SCORES + _SCORE_BYTES * k + 4 * (held + first - base)
-                out = scratch + _CHUNK_OUT + _OUT_BYTES * k
-                _weigh_drafts(weights, draft_values, row_bytes, path, n, head_dim, out)
+                weights = scratch + _SCORES + SCORE_BYTES * k + 4 * (held + first - base)
+                out = scratch + _CHUNK_OUT + OUT_BYTES * k
+                weigh_drafts(weights, draft_values, row_bytes, path, n, head_dim, out)
         _combine(scratch, count, head_dim, base)
 
 
@@ -385,7 +246,7 @@ def _put_out(args, record, kv_head, first_vector, count, scratch):
     group, head_dim = load_i64(args + 40), load_i64(args + 48)
     part = load_i64(record + 72)
     for k in range(count):
-        state, out = scratch + 8 * k + _STATE, scratch + _OUT + _OUT_BYTES * k
+        state, out = scratch + 8 * k + _STATE, scratch + _OUT + OUT_BYTES * k
         if part == 0:
             _finish(state, out, load_i64(scratch + 8 * k + _TARGET), head_dim)
         else:
@@ -428,7 +289,7 @@ def attention_f32(args, begin, end):
 def merge_attention(args, begin, end):
     """Rows from their parts: the sequence of `_merge` that one thread would have gone through."""
     heads, head_dim, records = load_i64(args + 16), load_i64(args + 24), load_i64(args + 32)
-    state, out = opaque(stack_bytes(64)), opaque(stack_bytes(_OUT_BYTES))
+    state, out = opaque(stack_bytes(64)), opaque(stack_bytes(OUT_BYTES))
     for item in range(begin, end):
         number = item // heads
         head = item - number * heads
@@ -438,7 +299,7 @@ def merge_attention(args, begin, end):
         for _ in range(load_i64(record + 8)):
             total = load_f32(part + 4)
             if total >= np.float32(0.0) or total != total:
-                _merge(head_dim, state, load_f32(part), total, part + 4 * PART_HEADER, out)
+                merge(head_dim, state, load_f32(part), total, part + 4 * PART_HEADER, out)
             part += load_i64(record + 24)
         target = load_i64(args) + load_i64(record) * load_i64(args + 8) + 4 * head_dim * head
         _finish(state, out, target, head_dim)
