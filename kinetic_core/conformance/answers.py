@@ -34,12 +34,14 @@ SAMPLED = (
         logprobs=2,
     ),
     SamplingOptions(
-        temperature=1.2, top_k=20, top_p=1.0, min_p=0.0, presence_penalty=8.0, frequency_penalty=4.0, seed=7
+        temperature=40.0, top_k=60, top_p=1.0, min_p=0.0, presence_penalty=60.0, frequency_penalty=20.0, seed=7
     ),
 )
 """Without penalties; with penalties on the whole distribution; with penalties on the best tokens.
 
-The penalties are as large as the spread of any miniature's logits: a draft row judged by another row's history shows.
+The penalties are as large as the spread of any miniature's logits, so that a draft row shows that is judged by another
+row's history. So does one that asks for fewer candidates than its own needs: at the last's temperature every one of
+them moves the choice, and penalties push out most of those that were chosen before.
 """
 
 

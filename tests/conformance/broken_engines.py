@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kinetic_core.conformance.guesses import depths
+from kinetic_core.engine import step
 from kinetic_core.engine.answer import AnswerText
 from kinetic_core.engine.engine import Engine
 from kinetic_core.engine.history import History
@@ -59,10 +60,10 @@ def wrong_history(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
     """The penalties of a draft row see what `seen` gives."""
     verify, choose = Engine._verify, Engine._choose
 
-    def wrong_verify(self: Any, step: Any, output: int, sequence: Any, tree: Any, token: Any) -> Any:
+    def wrong_verify(self: Any, ran: Any, output: int, sequence: Any, tree: Any, token: Any) -> Any:
         self.judging = (output, tree, sequence.history.tokens[:-1])  # the chosen token is the first of the path
         try:
-            return verify(self, step, output, sequence, tree, token)
+            return verify(self, ran, output, sequence, tree, token)
         finally:
             self.judging = None
 
@@ -84,6 +85,19 @@ def wrong_history(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
 
     monkeypatch.setattr(Engine, "_verify", wrong_verify)
     monkeypatch.setattr(Engine, "_choose", wrong_choose)
+
+
+def too_few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft row asks for as many candidates as its sequence's history needs, without its path."""
+
+    def wrong(sequence: Any, tree: DraftTree, end: int) -> list[step.Head]:
+        top_k = sequence.sampler.head_top_k(sequence.history)
+        return [
+            step.Head(sequence, end - 1 + depth, top_k, chooses=True, node=node)
+            for node, depth in enumerate(depths(tree))
+        ]
+
+    monkeypatch.setattr(step, "_draft_heads", wrong)
 
 
 def _while_verifying(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, result: Any) -> None:

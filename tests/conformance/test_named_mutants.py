@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -31,6 +32,9 @@ TREE_CLAUSES = ("ARCH-05", "ARCH-06", "ARCH-07", "ARCH-13", "ARCH-14", "ARCH-15"
 """Rows of a tree, what they leave, commits, and whole answers."""
 RECURRENT = {"conv": ops.ShortConv, "delta": ops.DeltaRule, "mamba": ops.Mamba2Scan}
 """Kind of block -> the recurrence that no other kind has, or has too."""
+
+
+Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def only(kind: str) -> type[TinyHybrid]:
@@ -90,11 +94,22 @@ def test_a_broken_executable_fails(kind: str, executable: str, clause_id: str, o
     fails(suite_of(only(kind), broken.BACKENDS[executable]), clause_id, words)
 
 
+HISTORIES: dict[str, tuple[Break, str]] = {
+    "no path": (partial(engines.wrong_history, seen=engines.no_path), "an answer with always right drafts of 7"),
+    "all rows before": (
+        partial(engines.wrong_history, seen=engines.all_rows_before),
+        "an answer with branching drafts",
+    ),
+    "first branch": (partial(engines.wrong_history, seen=engines.first_branch), "an answer with branching drafts"),
+    "too few candidates": (engines.too_few_candidates, "an answer with always right drafts of 7"),
+}
+
+
 @pytest.mark.parametrize("kind", ALL_LAYER_TYPES)
-@pytest.mark.parametrize("seen", [engines.no_path, engines.all_rows_before, engines.first_branch])
-def test_the_history_of_the_wrong_branch_fails(monkeypatch: pytest.MonkeyPatch, kind: str, seen: engines.Seen) -> None:
-    engines.wrong_history(monkeypatch, seen)
-    words = "an answer with always right drafts of 7" if seen is engines.no_path else "an answer with branching drafts"
+@pytest.mark.parametrize("history", HISTORIES)
+def test_the_history_of_the_wrong_branch_fails(monkeypatch: pytest.MonkeyPatch, kind: str, history: str) -> None:
+    wrong, words = HISTORIES[history]
+    wrong(monkeypatch)
     fails(suite_of(only(kind), "cpu"), "ARCH-15", words)
 
 
@@ -102,12 +117,12 @@ FAMILIES = installed_families(registered_backend("cpu"), ("F32",), ("*",))
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != KEY])
-@pytest.mark.parametrize("seen", [engines.all_rows_before, engines.first_branch])
-def test_it_fails_in_every_family(monkeypatch: pytest.MonkeyPatch, name: str, seen: engines.Seen) -> None:
+@pytest.mark.parametrize("history", ["first branch", "too few candidates"])
+def test_it_fails_in_every_family(monkeypatch: pytest.MonkeyPatch, name: str, history: str) -> None:
     """On the first of its models."""
-    engines.wrong_history(monkeypatch, seen)
-    suite = suite_of(FAMILIES[name].architecture, "cpu", name=name)
-    fails(suite, "ARCH-15", "an answer with branching drafts")
+    wrong, words = HISTORIES[history]
+    wrong(monkeypatch)
+    fails(suite_of(FAMILIES[name].architecture, "cpu", name=name), "ARCH-15", words)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +134,6 @@ def test_it_fails_in_every_family(monkeypatch: pytest.MonkeyPatch, name: str, se
         (engines.counts_guesses, "the same tokens with another text, end or count"),
     ],
 )
-def test_what_lies_past_the_end_fails(
-    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[pytest.MonkeyPatch], None], words: str
-) -> None:
+def test_what_lies_past_the_end_fails(monkeypatch: pytest.MonkeyPatch, wrong: Break, words: str) -> None:
     wrong(monkeypatch)
     fails(suite_of(only("delta"), "cpu"), "ARCH-29", words)

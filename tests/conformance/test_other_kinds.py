@@ -61,7 +61,7 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
 }
 DRAFTERS: dict[str, tuple[Any, str]] = {
     "DRAFT-01": (broken.MeddlesWithState, "the answer to a random prompt"),
-    "DRAFT-02": (broken.MeddlesWithState, "the answer to a random prompt"),
+    "DRAFT-02": (broken.MeddlesWithState, "the answer to a repetitive prompt"),
     "DRAFT-03": (broken.FailsBesideOthers, "the drafter failed and was turned off"),
     "DRAFT-04": (broken.TooLong, "a draft of"),
     "DRAFT-05": (broken.Branches, "say branches=False"),
