@@ -1,7 +1,8 @@
 """What drafting gains and costs, plain and drafted in turn in one process. docs/rad1.md explains the tables.
 
-    python benchmarks/drafting.py [MODEL] [--parts workloads,unguessable,agent,streams] [--pairs 30] [--json]
+    python benchmarks/drafting.py [MODEL] [--parts workloads,forms,unguessable,agent,streams] [--pairs 30] [--json]
 
+forms        given answers that tell the prompt again in another form; --without-words: drafts of tokens alone
 workloads    answers that repeat much of their prompt: greedy, sampled with a seed, and given (forced text)
 unguessable  free prose, sampled, random tokens, and random tokens of one tenant whose index of earlier requests is
              full, so that many places match by chance: the median of drafted over plain time, its 95 % interval
@@ -20,12 +21,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 
+from kinetic_drafters.context import ContextDrafter
 from kinetic_drafters.requests import RequestsDrafter
 
 import kinetic_core
 from kinetic_core.bench.drafted import TEMPERATURES, Pair, describe_pairs, run_pair
 from kinetic_core.bench.measure import rows_seconds
-from kinetic_core.bench.workloads import CODE, PASSAGE, PLAIN_PROSE, WORKLOADS, chat_ids
+from kinetic_core.bench.workloads import CODE, FILLED, LINES, PASSAGE, PEOPLE, PLAIN_PROSE, WORKLOADS, chat_ids
 from kinetic_core.plugins import Registry, load_registry
 
 N_PROSE = 160
@@ -52,12 +54,21 @@ class FillableRequests(RequestsDrafter):
         super().begin(sequence_id, token_ids, salt)
 
 
-class FillableRegistry(Registry):
-    """The installed plugins, with `FillableRequests` for the drafter of earlier requests."""
+class WordlessContext(ContextDrafter):
+    """The drafter of the context, without the words."""
+
+    def read_texts(self, texts: object) -> None:
+        """Left alone."""
+
+
+class ChangedRegistry(Registry):
+    """The installed plugins, with `FillableRequests` for the drafter of earlier requests, and others of `changed`."""
+
+    changed: ClassVar[dict[str, type]] = {"requests": FillableRequests}
 
     def get(self, kind: Any, name: str) -> Any:
         """As of any registry."""
-        return FillableRequests if (kind, name) == ("drafter", "requests") else super().get(kind, name)
+        return self.changed.get(name) if kind == "drafter" and name in self.changed else super().get(kind, name)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -126,6 +137,42 @@ def _against_costs(
     tokens_per_step = n_plain / max(1, n_steps)
     speedup = statistics.median(pair.speedup for pair in pairs)
     return {"mean_rows_cost": mean_cost, "share_of_possible": speedup / (tokens_per_step / mean_cost)}
+
+
+def _rows(row: str, head: str = "") -> str:
+    return head + "\n".join(row.format(*person) for person in PEOPLE)
+
+
+CSV = _rows("{},{},{},{},{}", "name,job,city,age,hobby\n")
+TABLE = _rows("| {} | {} | {} | {} | {} |", "| name | job | city | age | hobby |\n|---|---|---|---|---|\n")
+YAML = _rows("- name: {}\n  job: {}\n  city: {}\n  age: {}\n  hobby: {}")
+SENTENCES = _rows("{} is a {} from {}, {} years old, who likes {}.")
+FORMS = (
+    ("fields to JSON", LINES, FILLED),
+    ("fields to sentences", LINES, SENTENCES),
+    ("CSV to JSON", CSV, FILLED),
+    ("CSV to a table", CSV, TABLE),
+    ("JSON to YAML", FILLED, YAML),
+    ("JSON to a table", FILLED, TABLE),
+    ("sentences to JSON", SENTENCES, FILLED),
+)
+
+
+def forms(model: kinetic_core.Model, n_pairs: int) -> dict[str, Any]:
+    """Tokens per step and speed of given answers that say the same as the prompt in another form."""
+    found: dict[str, Any] = {}
+    for name, source, answer in FORMS:
+        prompt_ids = chat_ids(model, f"Write the same in the other form.\n\n{source}")
+        forced = tuple(model.tokenize(answer, add_bos=False))
+        pairs = [
+            run_pair(
+                model, prompt_ids, drafted_first=bool(run % 2), temperature=0.0, forced_ids=forced, ignore_end=True
+            )
+            for run in range(n_pairs)
+        ]
+        assert all(pair.identical for pair in pairs)
+        found[name] = describe_pairs(pairs)
+    return found
 
 
 def unguessable(model: kinetic_core.Model, n_pairs: int) -> dict[str, Any]:
@@ -291,20 +338,24 @@ def main() -> None:
     """Measure the parts asked for and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--parts", default="workloads,unguessable,agent,streams")
+    parser.add_argument("--parts", default="workloads,forms,unguessable,agent,streams")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--workload-pairs", type=int, default=5)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--without-words", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.without_words:
+        ChangedRegistry.changed["context"] = WordlessContext
     parts = {
         "workloads": lambda: workloads(model, options.workload_pairs),
+        "forms": lambda: forms(model, options.workload_pairs),
         "unguessable": lambda: unguessable(model, options.pairs),
         "agent": lambda: agent(model, options.workload_pairs),
         "streams": lambda: streams(model, options.pairs),
     }
     found: dict[str, Any] = {}
-    registry = FillableRegistry(load_registry().plugins)
+    registry = ChangedRegistry(load_registry().plugins)
     with kinetic_core.load(options.model, threads=options.threads, ctx=4096, parallel=8, registry=registry) as model:
         run_pair(model, PLAIN_PROSE.prompt_ids(model), max_tokens=16, ignore_end=True)
         for name in options.parts.split(","):
