@@ -7,6 +7,8 @@ become right is noticed.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from kinetic_core.interfaces.drafter import Draft
 
 DEPTHS = (1, 2, 3, 5, 9)
@@ -33,7 +35,7 @@ def depth_class(depth: int) -> int:
 
 def estimate_class(estimate: float) -> int:
     """0 … len(ESTIMATES)."""
-    return sum(estimate >= least for least in ESTIMATES)
+    return bisect_right(ESTIMATES, estimate)
 
 
 class Rates:
@@ -126,7 +128,7 @@ class Acceptance:
 
     def probability(self, depth: int, estimate: float) -> float:
         """The chance that a guess comes true if its parent does."""
-        return self._rate((depth_class(depth), estimate_class(estimate)), estimate)
+        return self._rate((_DEPTH_CLASS[depth if depth < 63 else 63], bisect_right(ESTIMATES, estimate)), estimate)
 
     def chance_at(self, depth: int) -> float:
         """The chance that one of the source's guesses at this depth comes true if their parent does."""

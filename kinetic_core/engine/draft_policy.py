@@ -118,19 +118,19 @@ def best_rows(
     n_answering: sequences that answer in this step, with and without guesses. most: draft rows at the most.
     other_s: seconds that every such step takes besides, for making guesses.
     """
-    guesses = [
-        (-chance, node, key)
-        for key, tree in trees.items()
+    keys = list(trees)
+    guesses = sorted(  # a parent is at least as likely as its children, and earlier
+        (-chance, node, number)
+        for number, tree in enumerate(trees.values())
         for node, chance in enumerate(tree.chances)
         if chance >= LEAST_CHANCE
-    ]
-    guesses.sort(key=lambda guess: guess[:2])  # a parent is at least as likely, and earlier
+    )
     plain = n_answering / (costs.seconds(n_answering) + other_s)
     chances = (-chance for chance, _, _ in guesses[:most])
     rate, taken = _best_count(chances, n_answering, costs, other_s, plain * LEAST_GAIN)
     chosen: dict[Key, list[int]] = {}
-    for _, node, key in guesses[:taken]:
-        chosen.setdefault(key, []).append(node)
+    for _, node, number in guesses[:taken]:
+        chosen.setdefault(keys[number], []).append(node)
     return {key: sorted(nodes) for key, nodes in chosen.items()}, (rate if taken else plain)
 
 

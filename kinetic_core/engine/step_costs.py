@@ -51,14 +51,14 @@ class StepCosts:
     def __init__(self) -> None:
         self._n_steps = 0
         self._ratios: deque[float] = deque(maxlen=SPEED_STEPS)
-        # By rows; replaced together with the speed: another thread may ask while this one measures.
-        self._known: tuple[list[_Figure], float] = ([], 1.0)
+        # By rows, the speed, and answers given since: replaced together, as another thread may ask meanwhile.
+        self._known: tuple[list[_Figure], float, dict[int, float]] = ([], 1.0, {})
 
     def measured(self, n_rows: int, seconds: float) -> None:
         """A step of `n_rows` rows, none of them a prompt's, took so long."""
         self._n_steps += 1
         seconds = max(seconds, LEAST_SECONDS)
-        figures, speed = self._known
+        figures, speed, _ = self._known
         figures = [figure for figure in figures if self._n_steps - figure.step <= FORGOTTEN_AFTER]
         values: deque[float] = deque(maxlen=REMEMBERED)
         at = bisect_left(figures, (n_rows,))
@@ -68,7 +68,7 @@ class StepCosts:
             speed = _median(self._ratios)
         values.append(seconds / speed)
         figures.insert(at, _Figure(n_rows, _median(values), self._n_steps, values))
-        self._known = figures, speed
+        self._known = figures, speed, {}
 
     @property
     def is_measured(self) -> bool:
@@ -77,7 +77,7 @@ class StepCosts:
 
     def is_due(self, n_rows: int) -> bool:
         """Was no step of so many rows measured for long?"""
-        figures, _ = self._known
+        figures = self._known[0]
         at = bisect_left(figures, (n_rows,))
         measured = at < len(figures) and figures[at].n_rows == n_rows
         return not measured or self._n_steps - figures[at].step >= RENEWED_AFTER
@@ -87,17 +87,10 @@ class StepCosts:
 
         Between measured numbers of rows the curve has the shape of the prior, scaled to meet them.
         """
-        known, speed = self._known
-        if not known:
-            return prior(n_rows)
-        at = bisect_left(known, (n_rows,))
-        low, low_s, _, _ = known[max(at - 1, 0)]
-        high, high_s, _, _ = known[min(at, len(known) - 1)]
-        if high == n_rows:
-            return high_s * speed
-        low_scale, high_scale = low_s / prior(low), high_s / prior(high)
-        share = (n_rows - low) / (high - low) if high > low else 0.0
-        return prior(n_rows) * speed * (low_scale + min(max(share, 0.0), 1.0) * (high_scale - low_scale))
+        figures, speed, answers = self._known
+        if n_rows not in answers:
+            answers[n_rows] = _interpolated(figures, n_rows) * speed
+        return answers[n_rows]
 
     def curve(self, counts: Sequence[int] = (1, 2, 4, 8, 16)) -> dict[int, float]:
         """Cost of n rows over that of one, as it is believed now."""
@@ -107,6 +100,18 @@ class StepCosts:
 
 def _median(values: Collection[float]) -> float:
     return sorted(values)[len(values) // 2]
+
+
+def _interpolated(figures: Sequence[_Figure], n_rows: int) -> float:
+    if not figures:
+        return prior(n_rows)
+    at = bisect_left(figures, (n_rows,))
+    low, high = figures[max(at - 1, 0)], figures[min(at, len(figures) - 1)]
+    if high.n_rows == n_rows:
+        return high.seconds
+    low_scale, high_scale = low.seconds / prior(low.n_rows), high.seconds / prior(high.n_rows)
+    share = (n_rows - low.n_rows) / (high.n_rows - low.n_rows) if high.n_rows > low.n_rows else 0.0
+    return prior(n_rows) * (low_scale + min(max(share, 0.0), 1.0) * (high_scale - low_scale))
 
 
 def prior(n_rows: int) -> float:
