@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from kinetic_core.conformance.guesses import Guesser, branching, random_tree, right, wrong
 from kinetic_core.conformance.models import MAX_ROWS, N_BLOCKS, N_SLOTS, TinyModel
 from kinetic_core.conformance.rows import need_drafts
 from kinetic_core.conformance.suite import Fault
 from kinetic_core.engine.engine import Engine, EngineOptions
 from kinetic_core.engine.request import Completion, GenerationRequest, SamplingOptions
-from kinetic_core.interfaces import Draft, Drafter, DrafterCapabilities, DraftTree, Executable, PrefixCache
+from kinetic_core.interfaces import Drafter, Executable, PrefixCache
 from kinetic_core.reference.tiny_tokenizer import MIN_VOCAB, tokenizer_metadata
 from kinetic_core.text import Tokenizer
+from kinetic_core.text.vocabulary import NORMAL
 
 N_PROMPT, N_ANSWER = 33, 40
 GREEDY = SamplingOptions(temperature=0.0, logprobs=2)
 SAMPLED = (
-    SamplingOptions(temperature=1.2, top_k=0, top_p=1.0, min_p=0.0, seed=5, logprobs=2),
-    SamplingOptions(temperature=0.9, seed=6, repeat_penalty=1.4, presence_penalty=1.0, frequency_penalty=0.5),
+    SamplingOptions(temperature=1.2, seed=5),
+    SamplingOptions(
+        temperature=0.9,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repeat_penalty=2.0,
+        presence_penalty=8.0,
+        frequency_penalty=4.0,
+        seed=6,
+        logprobs=2,
+    ),
+    SamplingOptions(
+        temperature=40.0, top_k=60, top_p=1.0, min_p=0.0, presence_penalty=60.0, frequency_penalty=20.0, seed=7
+    ),
 )
+"""Without penalties; with penalties on the whole distribution; with penalties on the best tokens.
 
-Guess = Callable[[Sequence[int], int], DraftTree | None]
+The penalties are as large as the spread of any miniature's logits, so that a draft row shows that is judged by another
+row's history. So does one that asks for fewer candidates than its own needs: at the last's temperature every one of
+them moves the choice, and penalties push out most of those that were chosen before.
+"""
 
 
 class Borrowed(Executable):
@@ -96,72 +117,18 @@ class Borrowed(Executable):
         """Nothing: the lender's owner does."""
 
 
-class Guesser(Drafter):
-    """Drafts what a function makes of the sequence's tokens."""
-
-    capabilities = DrafterCapabilities(branches=True)
-
-    def __init__(self, guess: Guess) -> None:
-        self._guess = guess
-        self._tokens: dict[int, list[int]] = {}
-
-    def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
-        """Remember the tokens."""
-        self._tokens[sequence_id] = list(token_ids)
-
-    def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """Remember these too."""
-        self._tokens[sequence_id].extend(token_ids)
-
-    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
-        """The function's guess."""
-        tree = self._guess(self._tokens[sequence_id], max_tokens)
-        return None if tree is None else Draft(tree, (0.5,) * len(tree.token_ids))
-
-    def end(self, sequence_id: int) -> None:
-        """Forget."""
-        del self._tokens[sequence_id]
-
-
-def right(whole: Sequence[int], length: int) -> Guess:
-    """Always right: knows prompt and answer."""
-
-    def guess(tokens: Sequence[int], most: int) -> DraftTree | None:
-        rest = whole[len(tokens) : len(tokens) + min(length, most)]
-        return DraftTree.chain(rest) if rest else None
-
-    return guess
-
-
-def wrong(whole: Sequence[int], vocab: int) -> Guess:
-    """Always wrong: another token than the answer's, four deep."""
-
-    def guess(tokens: Sequence[int], most: int) -> DraftTree | None:
-        rest = whole[len(tokens) : len(tokens) + min(4, most)]
-        return DraftTree.chain([(token + 1) % vocab for token in rest]) if rest else None
-
-    return guess
-
-
-def branching(whole: Sequence[int], vocab: int) -> Guess:
-    """A tree whose right branch is not its first."""
-
-    def guess(tokens: Sequence[int], most: int) -> DraftTree | None:
-        rest = [*whole[len(tokens) : len(tokens) + 2]]
-        if len(rest) < 2 or most < 5:
-            return None
-        a, b = rest
-        return DraftTree(((a + 1) % vocab, a, b, (b + 1) % vocab, b), (-1, -1, 0, 1, 1))
-
-    return guess
-
-
 def make_engine(
-    model: TinyModel, executable: Executable, *, drafter: Drafter | None = None, cache: PrefixCache | None = None
+    model: TinyModel,
+    executable: Executable,
+    *,
+    drafter: Drafter | None = None,
+    cache: PrefixCache | None = None,
+    context_length: int = N_BLOCKS * 256,
+    end_id: int | None = None,
 ) -> Engine:
-    """An engine on a borrowed executable."""
+    """An engine on a borrowed executable. end_id: the token that ends an answer; None: no token does."""
     options = EngineOptions(
-        context_length=N_BLOCKS * 256,
+        context_length=context_length,
         n_blocks=N_BLOCKS,
         n_slots=N_SLOTS,
         max_rows=MAX_ROWS,
@@ -171,9 +138,19 @@ def make_engine(
         max_sequences=4,
         draft_policy="always",
     )
-    tokenizer = Tokenizer.from_metadata(tokenizer_metadata(max(MIN_VOCAB, model.vocab)))
     drafters = {} if drafter is None else {"drafter": drafter}
+    tokenizer = _tokenizer(model.vocab, end_id)
     return Engine(Borrowed(executable), tokenizer, model.vocab, options, cache=cache, drafters=drafters)
+
+
+def _tokenizer(vocab: int, end_id: int | None) -> Tokenizer:
+    """Every token is text: the first 256 are the bytes."""
+    metadata = tokenizer_metadata(max(MIN_VOCAB, vocab))
+    metadata["tokenizer.ggml.token_type"] = np.full(max(MIN_VOCAB, vocab), NORMAL, np.int32)
+    del metadata["tokenizer.ggml.eos_token_id"]
+    if end_id is not None:
+        metadata["tokenizer.ggml.eos_token_id"] = end_id
+    return Tokenizer.from_metadata(metadata)
 
 
 def answer(
@@ -197,7 +174,7 @@ def answer(
 
 
 def require_answer(got: Completion, expected: Completion, what: str) -> None:
-    """Raise Fault unless token ids and log-probabilities are the same."""
+    """Raise Fault unless token ids, log-probabilities, text, end and counts are the same."""
     if got.token_ids != expected.token_ids:
         pairs = zip(got.token_ids, expected.token_ids, strict=False)
         at = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), len(expected.token_ids))
@@ -208,19 +185,20 @@ def require_answer(got: Completion, expected: Completion, what: str) -> None:
     if got.logprobs != expected.logprobs:
         at = next(n for n, (a, b) in enumerate(zip(got.logprobs, expected.logprobs, strict=True)) if a != b)
         raise Fault(f"{what}: the same tokens with other log-probabilities, first at token {at}")
+    ends = [(c.text, c.finish_reason, c.usage.completion_tokens) for c in (got, expected)]
+    if ends[0] != ends[1]:
+        raise Fault(f"{what}: the same tokens with another text, end or count: got {ends[0]}, expected {ends[1]}")
 
 
-def drafted_equals_plain(model: TinyModel, sampling: SamplingOptions) -> None:
-    """Plain, then with drafts that are always right, always wrong, and branching."""
+def drafted_equals_plain(model: TinyModel, sampling: SamplingOptions, lengths: Sequence[int]) -> None:
+    """Plain, then with drafts that are always right (of these lengths), always wrong, branching, and random trees."""
     need_drafts(model)
     expected = answer(model, sampling)
     whole = (*model.tokens(30, N_PROMPT), *expected.token_ids)
-    guesses = {
-        "always right drafts of 1": right(whole, 1),
-        "always right drafts of 7": right(whole, 7),
-        "always wrong drafts": wrong(whole, model.vocab),
-        "branching drafts": branching(whole, model.vocab),
-    }
+    guesses = {f"always right drafts of {length}": right(whole, length) for length in lengths}
+    guesses["always wrong drafts"] = wrong(whole, model.vocab)
+    guesses["branching drafts"] = branching(whole, model.vocab)
+    guesses["random trees"] = random_tree(whole, model.vocab)
     for what, guess in guesses.items():
         got = answer(model, sampling, drafter=Guesser(guess))
         require_answer(got, expected, f"an answer with {what} against the plain one")
@@ -229,16 +207,18 @@ def drafted_equals_plain(model: TinyModel, sampling: SamplingOptions) -> None:
             raise Fault(f"{what}: {accepted} of {drafted} guesses were accepted, expected all")
         if what == "always wrong drafts" and accepted:
             raise Fault(f"{what}: {accepted} of {drafted} guesses were accepted, expected none")
+        if what in ("branching drafts", "random trees") and not 0 < accepted < drafted:
+            raise Fault(f"{what}: {accepted} of {drafted} guesses were accepted, expected some and not all")
         if not drafted:
             raise Fault(f"{what}: no guess was made, so nothing was checked")
 
 
 def greedy(model: TinyModel) -> None:
     """Greedy answers."""
-    drafted_equals_plain(model, GREEDY)
+    drafted_equals_plain(model, GREEDY, (1, 7))
 
 
 def sampled(model: TinyModel) -> None:
     """Sampled answers, with penalties too, for the same seed."""
     for sampling in SAMPLED:
-        drafted_equals_plain(model, sampling)
+        drafted_equals_plain(model, sampling, (7,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from kinetic_core.conformance import agreement, answers, lowerings, prediction, recorded, rows, states
+from kinetic_core.conformance import agreement, answers, endings, lowerings, prediction, recorded, rows, states
 from kinetic_core.conformance.formats import FORMATS
 from kinetic_core.conformance.models import ModelFamily, TinyModel
 from kinetic_core.conformance.on_models import OnModels, registered_backend
@@ -99,7 +99,9 @@ class ArchitectureConformance(OnModels, Conformance, kind="architecture"):
         states.commit_after_restore(model)
 
     @clause(
-        "ARCH-14", "A greedy answer is the same plain and with drafts that are always right, always wrong, or a tree."
+        "ARCH-14",
+        "A greedy answer is the same plain and with drafts that are always right, always wrong, branching, or random "
+        "trees.",
     )
     def greedy(self, model: TinyModel) -> None:
         """See the statement."""
@@ -188,3 +190,12 @@ class ArchitectureConformance(OnModels, Conformance, kind="architecture"):
     def every_format(self, family: ModelFamily) -> None:
         """See the statement."""
         recorded.every_format_is_stored(family)
+
+    @clause(
+        "ARCH-29",
+        "An answer ends where plain decoding ends, whatever was guessed beyond, and leaves nothing of it in the state.",
+        "variant",
+    )
+    def endings(self, model: TinyModel) -> None:
+        """See the statement."""
+        endings.ends_where_plain_decoding_ends(model)

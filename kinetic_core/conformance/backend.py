@@ -155,7 +155,11 @@ class BackendConformance(OnModels, Conformance, kind="backend"):
         """See the statement."""
         contract.declared_no_is_refused(model)
 
-    @clause("BACK-25", "Equal scores, zeros of both signs included, go to the lowest token id.", "plugin")
+    @clause(
+        "BACK-25",
+        "Equal scores, zeros of both signs included, go to the lowest token id, in draft rows too.",
+        "plugin",
+    )
     def ties(self, family: ModelFamily) -> None:
         """See the statement."""
         contract.ties_go_to_the_lowest_id(family)

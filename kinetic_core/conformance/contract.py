@@ -50,21 +50,27 @@ def candidates_are_the_best(model: TinyModel) -> None:
 
 
 def ties_go_to_the_lowest_id(family: ModelFamily) -> None:
-    """An output layer whose rows come in equal pairs, and zeros of both signs."""
+    """An output layer whose rows come in equal pairs, and zeros of both signs; after a prompt and after drafts."""
     _, source, tensors = _untied(family)
     output = tensors[OUTPUT].copy()
     output[1::2] = output[0 : len(output) - 1 : 2]
     tied = MemoryTensors(source.metadata.raw, {**tensors, OUTPUT: output})
     signs = np.where(np.arange(output.shape[1]) % 2, 0.0, -0.0).astype(np.float32)
     zero = MemoryTensors(source.metadata.raw, {**tensors, OUTPUT: output * signs})
+    drafts = ((4, 2), (5, 3), (6, 2)) if family.backend.capabilities.supports_drafts else ()
     for what, weights in (("equal rows", tied), ("zeros of both signs", zero)):
         executable = _load(family, weights)
         try:
-            executable.run(make_batch(Part((1, 2, 3), 0, (0,)), heads=[HeadRequest(2, 40)]))
-            ids, scores = executable.candidates(0)
-            order = sorted(zip((-scores).tolist(), ids.tolist(), strict=True))
-            if [token for _, token in order] != ids.tolist():
-                raise Fault(f"ties of {what} do not go to the lowest token id: got {ids.tolist()[:6]}")
+            rows = range(2, 3 + len(drafts))
+            executable.run(
+                make_batch(Part((1, 2, 3), 0, (0,), drafts=drafts), heads=[HeadRequest(r, 40) for r in rows])
+            )
+            for output, row in enumerate(rows):
+                ids, scores = executable.candidates(output)
+                order = sorted(zip((-scores).tolist(), ids.tolist(), strict=True))
+                if [token for _, token in order] != ids.tolist():
+                    where = "a draft row" if row > 2 else "a committed row"
+                    raise Fault(f"ties of {what} do not go to the lowest token id in {where}: got {ids.tolist()[:6]}")
         finally:
             executable.close()
 

@@ -9,51 +9,69 @@ from typing import Any, ClassVar
 from kinetic_core.conformance.answers import GREEDY, N_PROMPT, SAMPLED, Borrowed, answer, make_engine, require_answer
 from kinetic_core.conformance.driven import Driver, Look
 from kinetic_core.conformance.models import ModelFamily, TinyModel
-from kinetic_core.conformance.on_models import OnModels, registered_backend
+from kinetic_core.conformance.on_models import installed_families, registered_backend, require_program
+from kinetic_core.conformance.rows import folded
 from kinetic_core.conformance.steps import Tokens
-from kinetic_core.conformance.suite import Case, Conformance, Fault, NotApplicable, clause
+from kinetic_core.conformance.suite import Case, Conformance, Fault, NotApplicable, Scope, clause
 from kinetic_core.engine.request import GenerationRequest, SamplingOptions
 from kinetic_core.interfaces import Draft, Drafter, Executable, KernelBackend
-from kinetic_core.reference.tiny_hybrid import KEY
 
 SALT = "a tenant"
 PHRASE = (5, 6, 7, 8, 9, 10, 11)
 """Repeated, it gives a drafter that looks at the context something to guess."""
 
+_FAMILIES: dict[type, dict[str, ModelFamily]] = {}
 
-class DrafterConformance(OnModels, Conformance, kind="drafter"):
+
+class DrafterConformance(Conformance, kind="drafter"):
     """Proves that a drafter changes no answer, proposes what the engine can run, and keeps sequences apart::
 
         class TestGuesser(DrafterConformance):
             target = Guesser
             name = "guesser"
 
-    architecture: ``general.architecture`` of the models. backend: name or class of what they run on.
-    formats: the tensor formats they are stored in.
+    models: patterns of ``architecture/variant``, such as ``"qwen35/*"``; by default every variant of every installed
+        architecture. A model that the drafter does not suit is left out.
+    backend: name or class of what they run on. formats: the tensor formats they are stored in.
     """
 
-    architecture: ClassVar[str] = KEY
+    models: ClassVar[Sequence[str]] = ("*",)
     backend: ClassVar[str | type[KernelBackend]] = "cpu"
     formats: ClassVar[Sequence[str]] = ("F32",)
 
     @classmethod
-    def make_family(cls) -> ModelFamily:
-        """All variants; of the miniature hybrid the one with everything, and the one with a prediction block."""
-        from kinetic_core.plugins import load_registry
+    def families(cls) -> dict[str, ModelFamily]:
+        """``general.architecture`` -> its tiny models, found at the first call."""
+        if cls not in _FAMILIES:
+            _FAMILIES[cls] = installed_families(registered_backend(cls.backend), cls.formats, cls.models)
+        return _FAMILIES[cls]
 
-        architecture = load_registry().architecture_for(cls.architecture)
-        names = ("untied", "prediction") if cls.architecture == KEY else None
-        backend = registered_backend(cls.backend)
-        return ModelFamily(
-            architecture, cls.architecture, backend, cls.formats, lambda v: names is None or v.name in names
-        )
+    @classmethod
+    def subjects(cls, scope: Scope) -> Iterable[str]:
+        """``architecture/variant-FORMAT``; no clause is on variants."""
+        if scope == "variant":
+            return ()
+        return [f"{name}/{label}" for name, family in cls.families().items() for label in family.labels()]
 
     @classmethod
     def check(cls, case: Case) -> None:
-        """As other suites; a model that the drafter does not suit is left out."""
-        if not cls.target.suits(cls.family().model(case.subject).program):
+        """Run the method on one model; one that the drafter does not suit is left out."""
+        name, _, label = case.subject.partition("/")
+        for other, family in cls.families().items():
+            if other != name:
+                family.close()
+        model = cls.families()[name].model(label)
+        require_program(model)
+        if not cls.target.suits(model.program):
             raise NotApplicable("the drafter does not suit the model")
-        super().check(case)
+        method: Any = getattr(cls(), case.clause.method)
+        method(model)
+
+    @classmethod
+    def close(cls) -> None:
+        """Close the loaded model."""
+        for family in _FAMILIES.pop(cls, {}).values():
+            family.close()
 
     def drafter(self, executable: Executable | None = None) -> Drafter:
         """A new object of the class under test, attached where an executable is given."""
@@ -65,24 +83,27 @@ class DrafterConformance(OnModels, Conformance, kind="drafter"):
     @clause("DRAFT-01", "Greedy answers, of random and of repetitive prompts, are those of plain decoding.")
     def greedy(self, model: TinyModel) -> None:
         """See the statement."""
-        self._answers(model, (GREEDY,))
+        self._answer(model, GREEDY, "a random", model.tokens(30, N_PROMPT))
+        self._answer(model, GREEDY, "a repetitive", _phrases(model, 5))
 
     @clause("DRAFT-02", "Sampled answers with the same seed are those of plain decoding.")
     def sampled(self, model: TinyModel) -> None:
         """See the statement."""
-        self._answers(model, SAMPLED)
+        for number, sampling in enumerate(SAMPLED):
+            if number % 2:
+                self._answer(model, sampling, "a random", model.tokens(30, N_PROMPT))
+            else:
+                self._answer(model, sampling, "a repetitive", _phrases(model, 5))
 
-    def _answers(self, model: TinyModel, kinds: Iterable[SamplingOptions]) -> None:
-        for sampling in kinds:
-            for what, tokens in (("a random", model.tokens(30, N_PROMPT)), ("a repetitive", PHRASE * 5)):
-                expected = answer(model, sampling, tokens=tokens)
-                got = answer(model, sampling, drafter=self.drafter(), tokens=tokens)
-                require_answer(got, expected, f"the answer to {what} prompt with the drafter against the plain one")
+    def _answer(self, model: TinyModel, sampling: SamplingOptions, what: str, tokens: Tokens) -> None:
+        expected = answer(model, sampling, tokens=tokens)
+        got = answer(model, sampling, drafter=self.drafter(), tokens=tokens)
+        require_answer(got, expected, f"the answer to {what} prompt with the drafter against the plain one")
 
     @clause("DRAFT-03", "Concurrent requests get the answers that they get alone.")
     def concurrent(self, model: TinyModel) -> None:
         """See the statement."""
-        prompts = [PHRASE * 4, model.tokens(31, 20), PHRASE * 3 + (1,)]
+        prompts = [_phrases(model, 4), model.tokens(31, 20), (*_phrases(model, 3), 1)]
         expected = [answer(model, GREEDY, tokens=tokens, n_answer=24) for tokens in prompts]
         engine = make_engine(model, model.executable("engine"), drafter=self.drafter())
         try:
@@ -119,7 +140,7 @@ class DrafterConformance(OnModels, Conformance, kind="drafter"):
         lent = _Watched(model.executable("engine"))
         engine = make_engine(model, lent, drafter=self.drafter())
         try:
-            engine.submit(GenerationRequest(PHRASE * 5, GREEDY, 24, ignore_end=True)).result()
+            engine.submit(GenerationRequest(_phrases(model, 5), GREEDY, 24, ignore_end=True)).result()
         finally:
             engine.close()
         if lent.asked and not self.target.capabilities.reads_hidden:
@@ -134,10 +155,11 @@ class DrafterConformance(OnModels, Conformance, kind="drafter"):
         learns = self.target.capabilities.learns_across_requests
         salt = SALT if learns else ""
         tokens = model.tokens(32, 20)
+        phrase = _phrases(model, 1)
         expected = _proposed(Driver(model.executable(), self.drafter()), model, tokens)
-        for beside in (None, (salt, (*tokens, *PHRASE))):
+        for beside in (None, (salt, (*tokens, *phrase))):
             driver = Driver(model.executable(), self.drafter())
-            for earlier in ((*tokens, *PHRASE), (*model.tokens(33, 20), *PHRASE), (*tokens, *PHRASE)):
+            for earlier in ((*tokens, *phrase), (*model.tokens(33, 20), *phrase), (*tokens, *phrase)):
                 _proposed(driver, model, earlier, salt)
             if _proposed(driver, model, tokens, beside=beside) == expected:
                 continue
@@ -151,13 +173,17 @@ class DrafterConformance(OnModels, Conformance, kind="drafter"):
         driver = Driver(model.executable(), self.drafter(), look)
         first, second = (
             driver.begin(number, tokens, blocks=(number,), slot=number if model.has_states else -1)
-            for number, tokens in enumerate((PHRASE * 3, model.tokens(34, 12)))
+            for number, tokens in enumerate((_phrases(model, 3), model.tokens(34, 12)))
         )
         for sequences in ((first,), (second,), (first, second)) * 2:
             for most in (1, 2, 8):
                 driver.step(*sequences, most=most)
         for sequence in (first, second):
             driver.end(sequence)
+
+
+def _phrases(model: TinyModel, n: int) -> Tokens:
+    return folded(PHRASE * n, model.vocab)
 
 
 def _look_at(vocab: int, most: int, draft: Draft) -> None:

@@ -30,6 +30,12 @@ def stored_types(variant: TinyVariant, format_name: str) -> dict[str, GGMLType]:
     return types
 
 
+def block_size(format_name: str) -> int:
+    """What the rows of a matrix must be a multiple of to be stored so."""
+    types = OWN_QUANTIZERS if format_name == MIXTURE else {as_type(format_name)}
+    return max(BLOCK_FORMATS[type_].block_size for type_ in types)
+
+
 def _of_mixture(name: str) -> GGMLType:
     """As published q4_k_m files: more bits where errors cost most, so that layers of one input differ in type."""
     if name == "output.weight" or any(part in name for part in ("attn_v.", "ffn_down")):

@@ -183,7 +183,7 @@ class ModelFamily:
             stored: list[dict[str, GGMLType]] = []
             for tensor_type in self.formats:
                 types = stored_types(variant, tensor_type)
-                if types not in stored:
+                if types not in stored and (types or tensor_type == "F32"):
                     stored.append(types)
                     yield f"{variant.name}-{tensor_type}"
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from kinetic_core.conformance.models import ModelFamily, TinyModel
 from kinetic_core.conformance.suite import Case, Fault, Scope, told
-from kinetic_core.interfaces import KernelBackend
+from kinetic_core.errors import describe
+from kinetic_core.interfaces import KernelBackend, TinyVariant
 
 _FAMILIES: dict[type, ModelFamily] = {}
 
@@ -21,7 +24,39 @@ def registered_backend(backend: str | type[KernelBackend]) -> type[KernelBackend
     return load_registry().get("backend", backend)
 
 
-def _require_program(model: TinyModel) -> None:
+def installed_families(
+    backend: type[KernelBackend], formats: Sequence[str], patterns: Sequence[str]
+) -> dict[str, ModelFamily]:
+    """``general.architecture`` -> its variants, of every installed architecture, that a pattern fits.
+
+    patterns: of ``architecture/variant``. Raises ValueError for one that fits nothing.
+    """
+    from kinetic_core.plugins import load_registry
+
+    registry = load_registry()
+    families: dict[str, ModelFamily] = {}
+    known: list[str] = []
+    for entry in registry.registered("architecture"):
+        name = (entry.registration.keys or (entry.registration.name,))[0]
+        architecture = registry.get("architecture", entry.registration.name)
+        labels = {f"{name}/{variant.name}": variant.name for variant in architecture.tiny()}
+        known += labels
+        wanted = {labels[label] for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)}
+        if wanted:
+            families[name] = ModelFamily(architecture, name, backend, formats, functools.partial(_is_among, wanted))
+    for pattern in patterns:
+        if not any(fnmatchcase(label, pattern) for label in known):
+            raise ValueError(
+                describe("no variant of an installed architecture fits", got=repr(pattern), expected=", ".join(known))
+            )
+    return families
+
+
+def _is_among(names: set[str], variant: TinyVariant) -> bool:
+    return variant.name in names
+
+
+def require_program(model: TinyModel) -> None:
     """Raise Fault, the same for every clause, where the variant as `tiny()` describes it cannot even be recorded."""
     try:
         _ = model.program
@@ -61,7 +96,7 @@ class OnModels:
             method(family)
         else:
             model = family.model(f"{case.subject}-F32" if case.clause.scope == "variant" else case.subject)
-            _require_program(model)
+            require_program(model)
             method(model)
 
     @classmethod

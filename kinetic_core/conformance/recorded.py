@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kinetic_core.conformance.formats import stored_types
+from kinetic_core.conformance.formats import block_size, stored_types
 from kinetic_core.conformance.models import SEED, ModelFamily, TinyModel
 from kinetic_core.conformance.suite import Fault
 from kinetic_core.errors import ModelError
@@ -210,5 +210,5 @@ def every_format_is_stored(family: ModelFamily) -> None:
         if format_name != "F32" and not any(stored_types(v, format_name) for v in family.variants.values()):
             raise Fault(
                 f"no variant of tiny() has a matrix that can be stored as {format_name}: declare one whose rows are a "
-                "multiple of 256 wide"
+                f"multiple of {block_size(format_name)} wide"
             )

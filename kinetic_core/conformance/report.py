@@ -11,7 +11,7 @@ Document = Mapping[str, Any]
 
 
 def as_markdown(document: Document) -> str:
-    """A page: what was run on what, one line per suite, then every clause that did not pass everywhere."""
+    """A page: what was run on what, one line per suite, then every case that failed, and the clauses in words."""
     header, suites = document["header"], document["suites"]
     versions = ", ".join(f"{what} {value}" for what, value in header.items())
     seconds = sum(_seconds(suite) for suite in suites)
@@ -19,7 +19,7 @@ def as_markdown(document: Document) -> str:
     lines = [
         "# Conformance report",
         "",
-        "Written by `kinetic conform --markdown FILE`. The clauses are those of [conformance.md](conformance.md).",
+        "Written by `kinetic conform --markdown FILE`. The clauses are listed at the end.",
         "",
         *textwrap.wrap(f"{versions}.", 120),
         "",
@@ -33,6 +33,9 @@ def as_markdown(document: Document) -> str:
     failures = [_failure(suite, result) for suite in suites for result in suite["results"] if _is_open(result)]
     if failures:
         lines += ["", "## What does not hold", "", *failures]
+    statements = {result["clause"]: result["statement"] for suite in suites for result in suite["results"]}
+    clauses = [f"| {clause} | {statement} |" for clause, statement in sorted(statements.items())]
+    lines += ["", "## The clauses", "", "| clause | statement |", "|---|---|", *clauses]
     return "\n".join(lines) + "\n"
 
 
@@ -41,8 +44,8 @@ def _row(suite: Document) -> str:
     clauses = {result["clause"] for result in results}
     failed = {result["clause"] for result in results if _is_open(result)}
     held = {result["clause"] for result in results if result["outcome"] == "passed"} - failed
-    models = {_subject(result) for result in results if _format_of(result)}
-    formats = _in_order(_format_of(result) for result in results)
+    models = {result["subject"] for result in results if result["format"]}
+    formats = _in_order(result["format"] for result in results)
     cells = [
         f"{suite['distribution']} {suite['version']}",
         suite["kind"],
@@ -62,16 +65,6 @@ def _failure(suite: Document, result: Document) -> str:
 
 def _is_open(result: Document) -> bool:
     return result["outcome"] in ("failed", "expected failure")
-
-
-def _subject(result: Document) -> str:
-    return str(result["case"]).removeprefix(result["clause"]).removeprefix("-")
-
-
-def _format_of(result: Document) -> str:
-    """The tensor format of a case on one model: what is behind the last minus, a name in capitals; else nothing."""
-    format_name = _subject(result).rpartition("-")[2]
-    return format_name if format_name.isupper() else ""
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

@@ -205,6 +205,8 @@ def as_document(head: dict[str, str], reports: Sequence[SuiteReport]) -> dict[st
                     {
                         "case": result.case.id,
                         "clause": result.case.clause.id,
+                        "subject": result.case.subject,
+                        "format": result.case.tensor_format,
                         "statement": result.case.clause.statement,
                         "outcome": result.outcome,
                         "message": result.message,

@@ -18,7 +18,7 @@ import attrs
 Scope = Literal["model", "variant", "plugin"]
 """What a clause is run on: every model (variant and tensor format), every variant once, or the plugin once."""
 
-SETTINGS = frozenset({"target", "name", "backend", "formats", "architecture", "xfails"})
+SETTINGS = frozenset({"target", "name", "backend", "formats", "models", "xfails"})
 """What a subclass may set."""
 
 
@@ -64,7 +64,10 @@ def clause(clause_id: str, statement: str, scope: Scope = "model") -> Callable[[
 
 @attrs.frozen(eq=False)
 class Case:
-    """One clause on one subject. subject: the label of a model or variant; empty for the plugin as a whole."""
+    """One clause on one subject.
+
+    subject: ``variant-FORMAT`` of a model, the name of a variant, or nothing for the plugin as a whole.
+    """
 
     suite: type[Conformance]
     clause: Clause
@@ -74,6 +77,11 @@ class Case:
     def id(self) -> str:
         """``ARCH-04-untied-Q8_0``: what reports show, and what `xfails` may name."""
         return f"{self.clause.id}-{self.subject}" if self.subject else self.clause.id
+
+    @property
+    def tensor_format(self) -> str:
+        """The format of the model's tensors; nothing for a variant and for the plugin as a whole."""
+        return self.subject.rpartition("-")[2] if self.clause.scope == "model" else ""
 
     @property
     def expected_failure(self) -> str | None:

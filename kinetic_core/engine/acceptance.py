@@ -61,6 +61,33 @@ REACH_SMOOTHING = 0.25
 """Weight of the last draft in the number of guesses that come true in a row."""
 
 
+class Pause:
+    """How long something that was in vain is left alone: `patience` times not at all, then for 1, 3, 7 … steps.
+
+    longest: steps at the most.
+    """
+
+    def __init__(self, longest: int, patience: int = 0) -> None:
+        self._longest = longest
+        self._patience = patience
+        self._left = 0
+        self._in_vain = 0
+
+    def is_over(self) -> bool:
+        """To be asked once before every step."""
+        if self._left:
+            self._left -= 1
+            return False
+        return True
+
+    def after(self, success: bool) -> None:
+        """How it went this time."""
+        self._in_vain = 0 if success else self._in_vain + 1
+        beyond = min(self._in_vain - self._patience, 16)
+        if beyond > 0:
+            self._left = max(self._left, min(self._longest, 2**beyond - 1))
+
+
 class _Followed:
     """A draft while the tokens that follow are compared with it: at `node` now, `depth` tokens deep."""
 
@@ -88,12 +115,8 @@ class Acceptance:
         self._everyone = everyone
         self._own = Rates()
         self._followed: list[_Followed] = []
-        self._longest_pause = longest_pause
-        self._costly = costly
-        self._misses = 0
-        self._losses = 0
-        self.asked_in_a_row = 0
-        self._pause = 0
+        self._unpaid = Pause(longest_pause, 0 if costly else PATIENCE)
+        self._missed = Pause(longest_pause, 1) if costly else None
         self._reach = FIRST_REACH
 
     @property
@@ -113,20 +136,13 @@ class Acceptance:
         return self._own.rate(key, self._everyone.rate(key, prior))
 
     def is_asked(self) -> bool:
-        """Is the source asked before this step? Counts the pause down."""
-        if self._pause:
-            self._pause -= 1
-            self.asked_in_a_row = 0
-            return False
-        self.asked_in_a_row += 1
-        return True
+        """Is the source asked before this step? Counts pauses down."""
+        missed = self._missed is None or self._missed.is_over()
+        return self._unpaid.is_over() and missed
 
     def paid(self, pays: bool) -> None:
         """Had the source a guess that was worth its time?"""
-        self._losses = 0 if pays else self._losses + 1
-        beyond = min(self._losses - (0 if self._costly else PATIENCE), 16)
-        if beyond > 0:
-            self._pause = max(self._pause, min(self._longest_pause, 2**beyond - 1))
+        self._unpaid.after(pays)
 
     def proposed(self, draft: Draft) -> None:
         """The source was asked and gave this."""
@@ -145,7 +161,8 @@ class Acceptance:
                     found = node
             self._seen((depth_class(draft.depth), ANY_ESTIMATE), found >= 0)
             if found >= 0:
-                self._misses = 0
+                if self._missed is not None:
+                    self._missed.after(True)
                 draft.node, draft.depth = found, draft.depth + 1
                 if found in draft.children:
                     alive.append(draft)
@@ -153,9 +170,8 @@ class Acceptance:
                     self._reach = max(self._reach, float(draft.depth))
                 continue
             self._reach += REACH_SMOOTHING * (draft.depth - 1 - self._reach)
-            if draft.depth == 1 and self._costly:
-                self._misses += 1
-                self._pause = max(self._pause, min(self._longest_pause, 2 ** min(self._misses - 1, 16) - 1))
+            if draft.depth == 1 and self._missed is not None:
+                self._missed.after(False)
         self._followed = alive
 
     def _seen(self, key: tuple[int, int], came_true: bool) -> None:

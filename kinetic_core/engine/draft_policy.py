@@ -8,8 +8,11 @@ concurrent requests share the rows, all follow from one rule.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
+
+import attrs
 
 from kinetic_core.engine.acceptance import Acceptance
 from kinetic_core.engine.step_costs import StepCosts
@@ -38,8 +41,11 @@ class GuessTree:
         self._shares: list[float] = []
         self._chances: list[float] | None = None
 
-    def add(self, name: str, draft: Draft, record: Acceptance, root: int = -1) -> None:
-        """Take in a proposal, which continues node `root`; `record` corrects the source's own estimates."""
+    def add(self, name: str, draft: Draft, record: Acceptance, root: int = -1) -> int:
+        """Take in a proposal, which continues node `root`; `record` corrects the source's own estimates.
+
+        Returns the depth that its deepest node has now.
+        """
         own: list[int] = []
         self._chances = None
         for token, parent, estimate in zip(draft.tree.token_ids, draft.tree.parents, draft.expected, strict=True):
@@ -58,6 +64,7 @@ class GuessTree:
                 self._shares[node] = max(self._shares[node], share)
                 self.sources[node].add(name)
             own.append(node)
+        return max((self.depths[node] for node in own), default=0)
 
     @property
     def chances(self) -> list[float]:
@@ -119,40 +126,75 @@ def best_rows(
     ]
     guesses.sort(key=lambda guess: guess[:2])  # a parent is at least as likely, and earlier
     plain = n_answering / (costs.seconds(n_answering) + other_s)
-    tokens = float(n_answering)
-    best, taken = plain * LEAST_GAIN, 0
-    for count, (chance, _, _) in enumerate(guesses[:most], 1):
-        tokens -= chance
-        rate = tokens / (costs.seconds(n_answering + count) + other_s)
-        if rate > best:
-            best, taken = rate, count
+    chances = (-chance for chance, _, _ in guesses[:most])
+    rate, taken = _best_count(chances, n_answering, costs, other_s, plain * LEAST_GAIN)
     chosen: dict[Key, list[int]] = {}
     for _, node, key in guesses[:taken]:
         chosen.setdefault(key, []).append(node)
-    return {key: sorted(nodes) for key, nodes in chosen.items()}, (best if taken else plain)
+    return {key: sorted(nodes) for key, nodes in chosen.items()}, (rate if taken else plain)
 
 
-def worthwhile_depth(
-    record: Acceptance,
+def _best_count(
+    chances: Iterable[float], n_answering: int, costs: StepCosts, other_s: float, to_beat: float
+) -> tuple[float, int]:
+    """(tokens per second, rows) of the best number of guesses, likeliest first; (to_beat, 0) where none is better."""
+    best, taken = to_beat, 0
+    tokens = float(n_answering)
+    for count, chance in enumerate(chances, 1):
+        tokens += chance
+        rate = tokens / (costs.seconds(n_answering + count) + other_s)
+        if rate > best:
+            best, taken = rate, count
+    return best, taken
+
+
+@attrs.frozen
+class Asked:
+    """A sequence for which a source that runs a part of the model could guess, at most `room` tokens deep."""
+
+    record: Acceptance
+    room: int
+
+
+def worthwhile_depths(
+    asked: Mapping[Key, Asked],
+    trees: Mapping[Key, GuessTree],
+    n_answering: int,
     costs: StepCosts,
-    guess_s: float,
+    run_s: float,
     *,
-    n_rows: int,
-    tokens: float,
     most: int,
     other_s: float,
-    to_beat: float,
-) -> int:
-    """How many tokens ahead a source whose guesses cost `guess_s` each should guess for a sequence; 0: not at all.
+) -> dict[Key, int]:
+    """How many tokens ahead a source should guess for each sequence; those for which it should not are left out.
 
-    n_rows, tokens: of the step when this sequence has no guesses. to_beat: expected tokens per second without the
-    source, the best guesses of the others included.
+    A run of `run_s` seconds guesses one token more for all of them, as a step runs the rows of all: how many runs pay
+    is one question. trees: guesses of the other sources, which are taken where they promise more. most, other_s: as
+    for `best_rows`.
     """
-    chance, best, depth = 1.0, to_beat * LEAST_GAIN, 0
-    for ahead in range(1, most + 1):
-        chance *= record.chance_at(ahead)
-        tokens += chance
-        rate = tokens / (costs.seconds(n_rows + ahead) + other_s + ahead * guess_s)
-        if rate > best:
-            best, depth = rate, ahead
-    return depth
+    best = best_rows(trees, n_answering, costs, most=most, other_s=other_s)[1] * LEAST_GAIN
+    others = {key: sorted(tree.chances, reverse=True) for key, tree in trees.items()}
+    own: dict[Key, list[float]] = {key: [] for key in asked}
+    depths: dict[Key, int] = {}
+    for ahead in range(1, max((entry.room for entry in asked.values()), default=0) + 1):
+        gain = 0.0
+        for key, entry in asked.items():
+            if ahead <= entry.room:
+                chance = (own[key][-1] if ahead > 1 else 1.0) * entry.record.chance_at(ahead)
+                own[key].append(chance)
+                gain += chance
+        if gain < LEAST_CHANCE or gain <= best * run_s:
+            break  # neither this run nor a later one gives so many tokens in its time
+        rows: list[tuple[float, int, Key | None]] = []
+        for key in dict.fromkeys([*own, *others]):
+            mine, theirs = own.get(key, []), others.get(key, [])
+            if sum(mine) > sum(theirs[: len(mine)]):
+                rows += [(-chance, depth, key) for depth, chance in enumerate(mine)]
+            else:
+                rows += [(-chance, 0, None) for chance in theirs]
+        rows.sort(key=lambda row: row[:2])
+        chances = (-chance for chance, _, _ in rows[:most])
+        rate, taken = _best_count(chances, n_answering, costs, other_s + ahead * run_s, best)
+        if taken:
+            best, depths = rate, Counter(key for _, _, key in rows[:taken] if key is not None)
+    return dict(depths)

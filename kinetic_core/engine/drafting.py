@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from kinetic_core.engine.acceptance import Acceptance, Rates
-from kinetic_core.engine.draft_policy import GuessTree, best_rows, worthwhile_depth
+from kinetic_core.engine.acceptance import Acceptance, Pause, Rates
+from kinetic_core.engine.draft_policy import Asked, GuessTree, best_rows, worthwhile_depths
 from kinetic_core.engine.sequence import Sequence
 from kinetic_core.engine.step_costs import StepCosts
 from kinetic_core.errors import describe
@@ -31,29 +31,50 @@ MAX_DRAFT = 31
 LONGEST_PAUSE = 7
 """Steps for which a source that only looks things up is left alone at most: asking it costs microseconds."""
 LONGEST_MODEL_PAUSE = 128
-"""The same for a source that runs a part of the model: a useless guess in 129 steps costs less than 1 %."""
-GUESS_SMOOTHING = 0.2
-"""Weight of the last measurement in the time that a guess of such a source takes."""
+"""The same for a source that runs a part of the model: a useless run in 129 steps costs less than 1 %."""
+RUN_SMOOTHING = 0.2
+"""Weight of the last measurement in the time that such a run takes."""
 
 
 @attrs.define(eq=False)
 class _Source:
-    """A drafter and its figures. drafted, accepted: guesses run, and those that came true."""
+    """A drafter and its figures.
+
+    asked, proposed, drafted, accepted: how often it was asked; its guesses, those that were run, and that came true.
+    seconds: that its calls took. failed: is it turned off?
+
+    Of a source that runs a part of the model:
+    run_s: seconds of a run, which guesses one token more for all sequences that are asked at the same step.
+    pause: after runs that paid for no sequence. up_to_date: sequences that were asked before the last step as well.
+    """
 
     name: str
     drafter: Drafter
     runs_model: bool
     everyone: Rates = attrs.field(factory=Rates)
+    asked: int = 0
+    proposed: int = 0
     drafted: int = 0
     accepted: int = 0
-    guess_s: float | None = None
     seconds: float = 0.0
     failed: bool = False
+    run_s: float | None = None
+    pause: Pause = attrs.field(factory=lambda: Pause(LONGEST_MODEL_PAUSE))
+    up_to_date: frozenset[int] = frozenset()
 
-    def took(self, seconds: float, n_guesses: int) -> None:
-        if n_guesses:
-            each = seconds / n_guesses
-            self.guess_s = each if self.guess_s is None else self.guess_s + GUESS_SMOOTHING * (each - self.guess_s)
+    def took(self, seconds: float, n_runs: int, numbers: Iterable[int]) -> None:
+        """Runs for these sequences took so long."""
+        asked, before = frozenset(numbers), self.up_to_date
+        self.up_to_date = asked
+        if n_runs == 0:
+            return
+        each = seconds / n_runs
+        if self.run_s is None:
+            self.run_s = each
+        elif asked <= before:
+            self.run_s += RUN_SMOOTHING * (each - self.run_s)
+        else:  # it had to make up for the steps, or the prompt, before as well
+            self.run_s = min(self.run_s, each)
 
 
 class Drafting:
@@ -166,18 +187,14 @@ class Drafting:
 
     def _choose(self, answering: list[Sequence], n_rows_free: int) -> dict[Sequence, DraftTree]:
         rooms = {s: min(n_rows_free, self._room(s), MAX_DRAFT) for s in answering if s.is_drafted}
+        rooms = {sequence: most for sequence, most in rooms.items() if most >= 1}
         guesses: dict[Sequence, GuessTree] = {}
         for sequence, most in rooms.items():
-            if most >= 1:
-                for source in self._of(runs_model=False):
-                    self._ask(source, sequence, most, guesses)
+            for source in self._of(runs_model=False):
+                self._ask(source, sequence, most, guesses)
         guessing_s = 0.0  # of guesses that will take as long in the next steps
         for source in self._of(runs_model=True):
-            for sequence, most in rooms.items():
-                if most >= 1 and not source.failed:
-                    guessing_s += self._ask_model(
-                        source, sequence, most, guesses, len(answering), n_rows_free, guessing_s
-                    )
+            guessing_s += self._ask_model(source, rooms, guesses, len(answering), n_rows_free, guessing_s)
         if not guesses:
             return {}
         if self._policy == "always":
@@ -222,61 +239,72 @@ class Drafting:
         return trees
 
     def _ask(self, source: _Source, sequence: Sequence, most: int, guesses: dict[Sequence, GuessTree]) -> int:
-        """Take a source's guesses in; how many there are."""
+        """Take a source's guesses in; how many tokens ahead they go."""
         record = self._records[sequence.number][source.name]
         if self._policy == "measured" and not source.runs_model:
             if not record.is_asked():
                 return 0
             most = min(most, record.most_asked)
+        source.asked += 1
         draft = self._draft(source, most, "propose", sequence.number, most)
         if draft is None:
             if not source.runs_model:
                 record.paid(False)
             return 0
         record.proposed(draft)
-        guesses.setdefault(sequence, GuessTree()).add(source.name, draft, record)
-        return len(draft.tree.token_ids)
+        return guesses.setdefault(sequence, GuessTree()).add(source.name, draft, record)
 
     def _ask_model(
         self,
         source: _Source,
-        sequence: Sequence,
-        most: int,
+        rooms: Mapping[Sequence, int],
         guesses: dict[Sequence, GuessTree],
         n_answering: int,
         n_rows_free: int,
         other_s: float,
     ) -> float:
         """Ask a source that runs a part of the model, where that promises more; the seconds that it takes each time."""
-        record = self._records[sequence.number][source.name]
-        depth = most
+        depths, pays = dict(rooms), True
         if self._policy == "measured":
-            if not record.is_asked():
-                return 0.0
-            chosen, to_beat = best_rows(guesses, n_answering, self.costs, most=n_rows_free, other_s=other_s)
-            others = {other: nodes for other, nodes in chosen.items() if other is not sequence}
-            most = min(most, n_rows_free - sum(map(len, others.values())))
-            if most < 1:
-                return 0.0
-            depth = worthwhile_depth(
-                record,
-                self.costs,
-                source.guess_s or 0.0,
-                n_rows=n_answering + sum(map(len, others.values())),
-                tokens=n_answering + sum(guesses[s].chances[node] for s, nodes in others.items() for node in nodes),
-                most=most,
-                other_s=other_s,
-                to_beat=to_beat,
-            )
-            record.paid(depth > 0)
+            depths, pays = self._depths(source, rooms, guesses, n_answering, n_rows_free, other_s)
         began = time.perf_counter()
-        n_guesses = self._ask(source, sequence, max(1, depth), guesses)  # at least one, to see how good it is
+        guessed: dict[Sequence, int] = {}
+        for sequence, depth in depths.items():
+            if not source.failed:
+                guessed[sequence] = self._ask(source, sequence, depth, guesses)
         seconds = time.perf_counter() - began
-        if record.asked_in_a_row > 1:  # else it had to make up for the steps, or the prompt, before
-            source.took(seconds, n_guesses)
-        if n_guesses:
-            self._continue(sequence, most, guesses[sequence])
-        return seconds if depth else 0.0
+        source.took(seconds, max(guessed.values(), default=0), (sequence.number for sequence in depths))
+        for sequence, depth in guessed.items():
+            if depth:
+                self._continue(sequence, rooms[sequence], guesses[sequence])
+        return seconds if pays else 0.0
+
+    def _depths(
+        self,
+        source: _Source,
+        rooms: Mapping[Sequence, int],
+        guesses: dict[Sequence, GuessTree],
+        n_answering: int,
+        n_rows_free: int,
+        other_s: float,
+    ) -> tuple[dict[Sequence, int], bool]:
+        """How far a source that runs a part of the model is to guess for whom, and whether that promises to pay.
+
+        Sequences for which it does not are asked for one guess, to see how good it is, and then left alone for a while;
+        where it pays for nobody the source is, so that many sequences do not take turns in trying it.
+        """
+        records = {sequence: self._records[sequence.number][source.name] for sequence in rooms}
+        asked = {s: Asked(record, rooms[s]) for s, record in records.items() if record.is_asked()}
+        if not source.pause.is_over() or not asked:
+            return {}, False
+        depths = worthwhile_depths(
+            asked, guesses, n_answering, self.costs, source.run_s or 0.0, most=n_rows_free, other_s=other_s
+        )
+        source.pause.after(bool(depths))
+        if depths:
+            for sequence in asked:
+                records[sequence].paid(sequence in depths)
+        return {sequence: depths.get(sequence, 1) for sequence in asked}, bool(depths)
 
     def _continue(self, sequence: Sequence, most: int, tree: GuessTree) -> None:
         """Let sources that look things up go on where the likeliest guesses end."""
@@ -305,7 +333,9 @@ class Drafting:
         began = time.perf_counter()
         try:
             draft = getattr(source.drafter, method)(*arguments)
-            return None if draft is None else self._checked(draft, most)
+            checked = None if draft is None else self._checked(draft, most)
+            source.proposed += len(checked.tree.token_ids) if checked is not None else 0
+            return checked
         except Exception:
             self._fail(source)
             return None
@@ -346,9 +376,7 @@ class Drafting:
                     sequence.state.reserve(min(sequence.n_run + 1 + MAX_DRAFT, self._context_length))
                     steps.append(SequenceStep(sequence.number, start, rows, sequence.state.block_table))
             for source in readers:
-                began = time.perf_counter()
                 self._call(source, "stepped", steps)
-                source.seconds += time.perf_counter() - began
         for sequence, parent in self._begun:
             if sequence.is_drafted and parent.is_drafted and sequence.state is not None:
                 for source in self._of(runs_model=True):
@@ -365,12 +393,14 @@ class Drafting:
 
     # faults
 
-    def _call(self, source: _Source, method: str, *arguments: Any) -> Any:
+    def _call(self, source: _Source, method: str, *arguments: Any) -> None:
+        began = time.perf_counter()
         try:
-            return getattr(source.drafter, method)(*arguments)
+            getattr(source.drafter, method)(*arguments)
         except Exception:
             self._fail(source)
-            return None
+        finally:
+            source.seconds += time.perf_counter() - began
 
     def _fail(self, source: _Source) -> None:
         """Called while its exception is handled."""
@@ -380,11 +410,14 @@ class Drafting:
             self._sources.remove(source)
 
     def statistics(self) -> dict[str, Any]:
-        """Counts per source and in all; the cost of n rows as it is believed now."""
+        """Counts per source and in all, none of which ever falls; the cost of n rows as it is believed now.
+
+        Called on any thread.
+        """
         return {
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "steps_by_rows": {str(n): count for n, count in sorted(self.steps_by_rows.items())},
+            "steps_by_rows": {str(n): count for n, count in sorted(self.steps_by_rows.copy().items())},
             "guessing_s": self.guessing_s,
             "wasted_s": self.wasted_s,
             "drafter_failed": self.failed,
@@ -393,10 +426,10 @@ class Drafting:
         }
 
     def _figures(self, source: _Source) -> dict[str, Any]:
-        counts = {"drafted": source.drafted, "accepted": source.accepted, "seconds": source.seconds}
         try:
-            own = source.drafter.statistics()
+            own = dict(source.drafter.statistics())
         except Exception:  # on a thread of whoever asks: no reason to turn it off
             logger.exception("the drafter %r has no figures", source.name)
             own = {}
-        return {**counts, "failed": source.failed, **own}
+        counts = ("asked", "proposed", "drafted", "accepted", "seconds", "failed", *["run_s"] * source.runs_model)
+        return own | {name: getattr(source, name) for name in counts}

@@ -303,7 +303,8 @@ class Engine:
         except Exception as error:
             self._step_failed(step, error)
             return
-        self._scheduler.pace.measured(n_prompt_rows, len(answering), time.perf_counter() - begun)
+        n_drafts = step.batch.n_rows - sum(rows.values())
+        self._scheduler.pace.measured(n_prompt_rows, len(answering), n_drafts, time.perf_counter() - begun)
         self._counts["steps"] += 1
         self._counts["prompt_rows"] += n_prompt_rows
         self._counts["answer_rows"] += step.batch.n_rows - n_prompt_rows

@@ -36,19 +36,26 @@ UNIT_ROWS = 4
 
 
 class Pace:
-    """Measured speeds, and how many prompt rows a step may have by them."""
+    """Measured speeds, and how many prompt rows a step may have by them.
+
+    prompt_row_s: of a prompt's row; a draft's row beside prompts takes as long. answer_step_s: of a step of answers
+    alone, without drafts. draft_rows: that the last step had, and the next is taken to have.
+    """
 
     def __init__(self) -> None:
         self.prompt_row_s: float | None = None
         self.answer_step_s: float | None = None
+        self.draft_rows = 0
 
-    def measured(self, n_prompt_rows: int, n_answer_rows: int, seconds: float) -> None:
+    def measured(self, n_prompt_rows: int, n_answering: int, n_draft_rows: int, seconds: float) -> None:
         """A step took so long. A slower one counts at once, a faster one by half: neighbours come and go."""
-        if n_prompt_rows == 0:
+        self.draft_rows = n_draft_rows
+        if n_prompt_rows == 0 and n_draft_rows == 0:
             self.answer_step_s = _slower(self.answer_step_s, seconds)
         elif n_prompt_rows >= MIN_PROMPT_ROWS:
-            answering = min(self.answer_step_s or 0.0, seconds / 2) if n_answer_rows else 0.0
-            self.prompt_row_s = _slower(self.prompt_row_s, (seconds - answering) / n_prompt_rows)
+            answering = min(self.answer_step_s or 0.0, seconds / 2) if n_answering else 0.0
+            row_s = (seconds - answering) / (n_prompt_rows + n_draft_rows)
+            self.prompt_row_s = _slower(self.prompt_row_s, row_s)
 
     def prompt_rows(self, *, crowded: bool, answering: bool) -> int:
         """Most prompt rows of the next step; crowded: somebody else answers or waits."""
@@ -56,8 +63,10 @@ class Pace:
             return BLOCK_TOKENS
         if self.prompt_row_s is None:
             return MIN_PROMPT_ROWS
-        left = PLANNED_S - ((self.answer_step_s or 0.0) if answering else 0.0)
-        rows = int(left / max(self.prompt_row_s, 1e-9)) // UNIT_ROWS * UNIT_ROWS
+        left, drafts = PLANNED_S, 0
+        if answering:
+            left, drafts = PLANNED_S - (self.answer_step_s or 0.0), self.draft_rows
+        rows = (int(left / max(self.prompt_row_s, 1e-9)) - drafts) // UNIT_ROWS * UNIT_ROWS
         return max(MIN_PROMPT_ROWS, min(BLOCK_TOKENS, rows))
 
 

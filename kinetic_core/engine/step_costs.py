@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-REMEMBERED = 9
+REMEMBERED = 31
 """A figure is the median of so many last steps: one that the system interrupted does not count."""
+SPEED_STEPS = 5
+"""The machine's speed is taken from so many last steps, whatever their rows were."""
 
 PRIOR = ((1, 1.0), (2, 1.3), (4, 1.3), (8, 2.2), (16, 4.2))
 """Cost of n rows over that of one before anything is measured: two cores, 4-bit weights. Linear between and beyond."""
@@ -21,64 +24,89 @@ RENEWED_AFTER = 64
 FORGOTTEN_AFTER = 512
 """A figure so many steps old no longer says what the machine does now."""
 
+LEAST_SECONDS = 1e-9
+"""A clock may be too coarse to see a step; nothing is free."""
+
+
+class _Figure(NamedTuple):
+    """What is known of steps of n rows. seconds: the median of `values`, the last ones, in units of the speed.
+
+    step: when such a step was last measured.
+    """
+
+    n_rows: int
+    seconds: float
+    step: int
+    values: deque[float]
+
 
 class StepCosts:
-    """Seconds of a step by its number of answering rows."""
+    """Seconds of a step by its number of answering rows.
+
+    Machines become slower and faster, by their neighbours and their heat. A figure that is old would then look better
+    or worse than one of now, and rows be run, or not, for that alone. So figures are in units of the speed at their
+    time, which all steps tell together: the median of the last ones' seconds over what their figures said.
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
-        self._measured_at: dict[int, int] = {}
         self._n_steps = 0
-        self._known: list[tuple[int, float]] | None = None
+        self._ratios: deque[float] = deque(maxlen=SPEED_STEPS)
+        # By rows; replaced together with the speed: another thread may ask while this one measures.
+        self._known: tuple[list[_Figure], float] = ([], 1.0)
 
     def measured(self, n_rows: int, seconds: float) -> None:
         """A step of `n_rows` rows, none of them a prompt's, took so long."""
         self._n_steps += 1
-        if n_rows not in self._seconds or self._age(n_rows) > FORGOTTEN_AFTER:
-            self._seconds[n_rows] = deque(maxlen=REMEMBERED)
-        values = self._seconds[n_rows]
-        values.append(seconds)
-        self._medians[n_rows] = sorted(values)[len(values) // 2]
-        self._measured_at[n_rows] = self._n_steps
-        self._known = None
-
-    def _age(self, n_rows: int) -> int:
-        return self._n_steps - self._measured_at.get(n_rows, -2 * FORGOTTEN_AFTER)
+        seconds = max(seconds, LEAST_SECONDS)
+        figures, speed = self._known
+        figures = [figure for figure in figures if self._n_steps - figure.step <= FORGOTTEN_AFTER]
+        values: deque[float] = deque(maxlen=REMEMBERED)
+        at = bisect_left(figures, (n_rows,))
+        if at < len(figures) and figures[at].n_rows == n_rows:
+            values = figures.pop(at).values
+            self._ratios.append(seconds / _median(values))
+            speed = _median(self._ratios)
+        values.append(seconds / speed)
+        figures.insert(at, _Figure(n_rows, _median(values), self._n_steps, values))
+        self._known = figures, speed
 
     @property
     def is_measured(self) -> bool:
         """Has any step been measured?"""
-        return bool(self._seconds)
+        return bool(self._known[0])
 
     def is_due(self, n_rows: int) -> bool:
         """Was no step of so many rows measured for long?"""
-        return self._age(n_rows) >= RENEWED_AFTER
+        figures, _ = self._known
+        at = bisect_left(figures, (n_rows,))
+        measured = at < len(figures) and figures[at].n_rows == n_rows
+        return not measured or self._n_steps - figures[at].step >= RENEWED_AFTER
 
     def seconds(self, n_rows: int) -> float:
         """Expected seconds of a step; in units of a one-row step while nothing is measured.
 
         Between measured numbers of rows the curve has the shape of the prior, scaled to meet them.
         """
-        known = self._known  # held here: another thread may ask while the engine's measures
-        if known is None:
-            medians = sorted(self._medians.items())
-            known = self._known = [(n, median) for n, median in medians if self._age(n) <= FORGOTTEN_AFTER]
+        known, speed = self._known
         if not known:
             return prior(n_rows)
-        at = bisect_left(known, (n_rows, 0.0))
-        low, low_s = known[max(at - 1, 0)]
-        high, high_s = known[min(at, len(known) - 1)]
+        at = bisect_left(known, (n_rows,))
+        low, low_s, _, _ = known[max(at - 1, 0)]
+        high, high_s, _, _ = known[min(at, len(known) - 1)]
         if high == n_rows:
-            return high_s
+            return high_s * speed
         low_scale, high_scale = low_s / prior(low), high_s / prior(high)
         share = (n_rows - low) / (high - low) if high > low else 0.0
-        return prior(n_rows) * (low_scale + min(max(share, 0.0), 1.0) * (high_scale - low_scale))
+        return prior(n_rows) * speed * (low_scale + min(max(share, 0.0), 1.0) * (high_scale - low_scale))
 
     def curve(self, counts: Sequence[int] = (1, 2, 4, 8, 16)) -> dict[int, float]:
         """Cost of n rows over that of one, as it is believed now."""
         one = self.seconds(1)
         return {n: self.seconds(n) / one for n in counts}
+
+
+def _median(values: Collection[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def prior(n_rows: int) -> float:

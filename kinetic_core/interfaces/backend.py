@@ -99,7 +99,9 @@ class Executable(ABC):
 
         batch:  committed rows only, positions from 1 on; no snapshots. A row is a token at its position; its logits
                 are those of the token after it. Its keys and values go to the sequence's blocks, in place of what an
-                earlier call left at that position: guesses are run again once their tokens are known.
+                earlier call left at that position: guesses are run again once their tokens are known. As in any
+                batch of a program with recurrent states, each sequence names a slot that exists and no other names;
+                nothing is read from it.
         hidden: f32[rows, d_model], each row's hidden state of the position before it (`hidden` of the step that ran
                 it, or of an earlier `predict` when guessing further ahead).
 

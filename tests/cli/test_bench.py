@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from kinetic_core.bench.measure import rows_seconds
 from kinetic_core.bench.peer import Peer, bench_tokens
 from kinetic_core.bench.workloads import WORKLOADS, Workload, share_in_loops
 from kinetic_core.engine.model import Model
+from kinetic_core.engine.request import TokenLogprob
 from kinetic_core.errors import BackendError, TemplateError
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.head import FullHead
@@ -108,25 +110,101 @@ def only(name: str = "short", answer: str = "ab ab ab ab") -> list[Workload]:
     return [Workload(name, "ab ab", answer)]
 
 
-def test_log_probabilities_that_differ_are_seen(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokens are right and their log-probabilities are not: the best scores of drafted answers are one too few."""
+def by_one_bit(found: TokenLogprob) -> TokenLogprob:
+    """The token's own log-probability is the next lower number."""
+    return attrs.evolve(found, logprob=math.nextafter(found.logprob, -math.inf))
+
+
+def an_alternative_by_one_bit(found: TokenLogprob) -> TokenLogprob:
+    """That of the third best token is."""
+    token_id, token_bytes, logprob = found.top[2]
+    changed = (token_id, token_bytes, math.nextafter(logprob, -math.inf))
+    return attrs.evolve(found, top=(*found.top[:2], changed, *found.top[3:]))
+
+
+def another_alternative(found: TokenLogprob) -> TokenLogprob:
+    """The last of the best tokens is another, equally likely."""
+    token_id, token_bytes, logprob = found.top[-1]
+    return attrs.evolve(found, top=(*found.top[:-1], (token_id + 1, token_bytes, logprob)))
+
+
+Change = Callable[[TokenLogprob], TokenLogprob]
+
+
+@pytest.fixture
+def change_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], list[tuple[TokenLogprob, TokenLogprob]]]:
+    """Of one drafted answer one log-probability is wrong, at its 7th token; every token and text is right."""
     from kinetic_core.engine import engine
 
-    asked: list[int] = []
-    honest = engine.Engine._choose
+    honest, honest_logprob = engine.Engine._choose, engine.token_logprob
+    choosing: list[Any] = []
+    changed: list[tuple[TokenLogprob, TokenLogprob]] = []
 
-    def lying(self: Any, sequence: Any, output: int, top_k: int | None) -> Any:
-        request = sequence.active.request
-        if request.sampling.logprobs is not None and request.draft:
-            asked.append(request.max_tokens)
-            sequence.active.request = attrs.evolve(request, sampling=attrs.evolve(request.sampling, logprobs=4))
-        return honest(self, sequence, output, top_k)
+    def choose(self: Any, sequence: Any, output: int, top_k: int | None) -> Any:
+        choosing.append(sequence)
+        try:
+            return honest(self, sequence, output, top_k)
+        finally:
+            choosing.pop()
 
-    assert measure_drafting(tiny, 40, quiet, only(answer="ab " * 20), [0.0])["drafted_identical"] is True
-    monkeypatch.setattr(engine.Engine, "_choose", lying)
-    result = measure_drafting(tiny, 40, quiet, only(answer="ab " * 20), [0.0])
+    def change_one(change: Change) -> list[tuple[TokenLogprob, TokenLogprob]]:
+        def lying(*arguments: Any) -> TokenLogprob:
+            found = honest_logprob(*arguments)
+            sequence = choosing[-1]
+            if changed or not sequence.active.request.draft or sequence.n_generated != 6:
+                return found
+            changed.append((found, change(found)))
+            return changed[0][1]
+
+        monkeypatch.setattr(engine.Engine, "_choose", choose)
+        monkeypatch.setattr(engine, "token_logprob", lying)
+        return changed
+
+    return change_one
+
+
+@pytest.mark.parametrize("change", [by_one_bit, an_alternative_by_one_bit, another_alternative])
+def test_a_log_probability_that_differs_is_seen(tiny: Model, change_one: Any, change: Change) -> None:
+    changed = change_one(change)
+    result = measure_drafting(tiny, 8, quiet, only(), [0.0])
+    ((before, after),) = changed
+    assert before != after and before.token_id == after.token_id
     assert result["drafted_identical"] is False
-    assert set(asked) == {32}  # and the timed answers ask for none
+    assert measure_drafting(tiny, 8, quiet, only(), [0.0])["drafted_identical"] is True  # it was the only one
+
+
+def test_a_log_probability_that_differs_is_a_failure(
+    kinetic: Any, change_one: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinetic_core.bench.measure_first_token", lambda _arguments, _runs: 1.0)
+    monkeypatch.setattr("kinetic_core.bench.drafted.WORKLOADS", only())
+    changed = change_one(by_one_bit)
+    words = ("--backend", "reference", "--prompt", "4", "--predict", "2", "--runs", "1", "--answer", "8")
+    ended = kinetic("bench", "tiny-hybrid", *words)
+    assert len(changed) == 1
+    assert ended.status == 1
+    assert "drafted output identical to plain decoding: no\n" in ended.out
+
+
+def test_log_probabilities_are_asked_for_where_nothing_is_timed(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kinetic_core.bench import drafted
+
+    honest, asked = drafted.run_pair, []
+
+    def run_pair(model: Model, prompt_ids: Sequence[int], **options: Any) -> Pair:
+        asked.append((options.get("max_tokens"), options.get("logprobs")))
+        return honest(model, prompt_ids, **options)
+
+    monkeypatch.setattr(drafted, "run_pair", run_pair)
+    result = measure_drafting(tiny, 40, quiet, only(answer="ab " * 20), [0.0])
+    assert result["drafted_identical"] is True
+    assert asked == [
+        (16, None),
+        (32, 5),
+        (40, None),
+        (32, 5),
+        (None, None),
+    ]  # a warm-up; each case compared, then timed
     assert result["workloads"]["short"]["forced"]["n_tokens"] == 40
 
 

@@ -96,28 +96,34 @@ class DraftsSeeSiblings(_Nudged):
 
 
 class DraftsAreStored(ReferenceExecutable):
-    """A step with drafts leaves the first draft's state behind."""
+    """A step with drafts leaves the first draft's state, key and value behind."""
 
     def run(self, batch: RowBatch) -> None:
         super().run(batch)
+        assert self._step is not None
         for s in batch.sequences:
-            if s.draft_parents and self._step is not None:
-                for state in self.program.states:
-                    self._slots.arrays[state.index][s.slot] = self._step.states[
-                        state.index, s.first_row + s.n_committed
-                    ]
+            row = s.first_row + s.n_committed
+            for state in self.program.states if s.draft_parents else ():
+                self._slots.arrays[state.index][s.slot] = self._step.states[state.index, row]
+            for index in self._step.keys if s.draft_parents else ():
+                key, value = self._step.keys[index][row], self._step.vals[index][row]
+                layer = self.program.kv_layers[index]
+                self._blocks.write(layer, s.block_table, s.start + s.n_committed, key, value)
 
 
 class CommitOffByOne(ReferenceExecutable):
-    """Commits the states of one draft less."""
+    """Commits the state, key and value of the draft before the last."""
 
     def commit(self, sequence: SequenceRows, accepted: Sequence[int]) -> None:
         assert self._step is not None
-        states = self._step.states
-        for state in self.program.states:
-            if len(accepted) > 1:
-                key = (state.index, sequence.first_row + accepted[-1])
-                states[key] = states[state.index, sequence.first_row + accepted[-2]]
+        step = self._step
+        if len(accepted) > 1:
+            last, before = (sequence.first_row + offset for offset in (accepted[-1], accepted[-2]))
+            for state in self.program.states:
+                step.states[state.index, last] = step.states[state.index, before]
+            for index in step.keys:
+                step.keys[index][last] = step.keys[index][before]
+                step.vals[index][last] = step.vals[index][before]
         super().commit(sequence, accepted)
 
 
@@ -248,6 +254,13 @@ class TiesGoHigh(ReferenceExecutable):
         ids, scores = super().candidates(output)
         order = np.lexsort((-ids, -scores))
         return ids[order], scores[order]
+
+
+class TiesGoHighInDrafts(TiesGoHigh):
+    """Breaks ties otherwise, but only in a step's rows after the first output."""
+
+    def candidates(self, output: int) -> Any:
+        return super().candidates(output) if output else ReferenceExecutable.candidates(self, output)
 
 
 class WrapsTokens(ReferenceExecutable):

@@ -20,11 +20,12 @@ from kinetic_core.conformance import (
 from kinetic_core.conformance.rounding import RoundingBackend, ShortRoundingBackend
 from kinetic_core.conformance.runner import run_suite
 from kinetic_core.conformance.suite import Conformance
-from kinetic_core.plugins import Plugin
+from kinetic_core.plugins import Plugin, load_registry
 from kinetic_core.reference.backend import ReferenceBackend
 from kinetic_core.reference.cache import NullCache
 from kinetic_core.reference.drafter import NullDrafter
 from kinetic_core.reference.head import FullHead
+from kinetic_core.reference.tiny_hybrid import TinyHybrid
 
 RECURRENT, ATTENTION, PREDICTION = "recurrent-F32", "attention-F32", "prediction-F32"
 
@@ -54,13 +55,13 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "BACK-22": ("CutsBytes", RECURRENT, "a slot of"),
     "BACK-23": ("OneDigest", RECURRENT, "the same for caches of different types"),
     "BACK-24": ("DeniesF32", RECURRENT, "an f32 cache is accepted"),
-    "BACK-25": ("TiesGoHigh", "", "ties of equal rows"),
+    "BACK-25": ("TiesGoHigh", "", "ties of equal rows do not go to the lowest token id in a committed row"),
     "BACK-26": ("PassesNaN", "", "a wanted logit that is NaN"),
     "BACK-27": ("OneScaleOff", "", "a matrix of Q8_0 times integers"),
 }
 DRAFTERS: dict[str, tuple[Any, str]] = {
     "DRAFT-01": (broken.MeddlesWithState, "the answer to a random prompt"),
-    "DRAFT-02": (broken.MeddlesWithState, "the answer to a random prompt"),
+    "DRAFT-02": (broken.MeddlesWithState, "the answer to a repetitive prompt"),
     "DRAFT-03": (broken.FailsBesideOthers, "the drafter failed and was turned off"),
     "DRAFT-04": (broken.TooLong, "a draft of"),
     "DRAFT-05": (broken.Branches, "say branches=False"),
@@ -84,6 +85,8 @@ CACHES: dict[str, tuple[Any, str]] = {
 
 
 def make(kind: type[Conformance], target: Any, **more: Any) -> type[Conformance]:
+    if kind is DrafterConformance:
+        more = {"models": ("tiny-hybrid/untied", "tiny-hybrid/prediction"), **more}
     return type("TestIt", (kind,), {"target": target, "name": "it", "formats": ("F32",), **more})
 
 
@@ -131,6 +134,13 @@ def test_rounding_activations_is_no_fault(backend: Any) -> None:
     suite.close()
 
 
+def test_ties_are_broken_alike_in_draft_rows() -> None:
+    suite = make(BackendConformance, broken.BACKENDS["TiesGoHighInDrafts"])
+    with pytest.raises(ClauseFailure, match="ties of equal rows do not go to the lowest token id in a draft row"):
+        case_of(suite, "BACK-25").run()
+    suite.close()
+
+
 @pytest.mark.parametrize("clause_id", DRAFTERS)
 def test_a_broken_drafter_fails_at_its_clause(clause_id: str) -> None:
     target, words = DRAFTERS[clause_id]
@@ -143,6 +153,17 @@ def test_tenants_of_a_drafter_that_learns_are_apart() -> None:
     with pytest.raises(ClauseFailure, match="for another"):
         case_of(suite, "DRAFT-07").run()
     suite.close()
+
+
+def test_a_drafter_runs_on_the_models_that_patterns_fit() -> None:
+    suite = make(DrafterConformance, NullDrafter, models=("llama/t*", "tiny-hybrid/recurrent"))
+    assert list(suite.subjects("model")) == ["tiny-hybrid/recurrent-F32", "llama/tied-F32"]
+    everything = make(DrafterConformance, NullDrafter, models=("*",))
+    listed = [label.partition("/")[0] for label in everything.subjects("model")]
+    assert len(set(listed)) == len(load_registry().registered("architecture"))
+    assert listed.count("tiny-hybrid") == len(TinyHybrid.tiny())
+    with pytest.raises(ValueError, match="no variant of an installed architecture fits: got 'lama/tied', expected tin"):
+        make(DrafterConformance, NullDrafter, models=("llama/tied", "lama/tied")).cases()
 
 
 @pytest.mark.parametrize("clause_id", HEADS)

@@ -43,6 +43,17 @@ def test_a_page_of_what_holds() -> None:
     assert max(map(len, page.splitlines())) <= 120
 
 
+def test_a_page_stands_by_itself_and_tells_formats_from_names() -> None:
+    document = report_of(ReferenceBackend, ("ARCH-21", "ARCH-25"))
+    (of_plugin, of_variant) = document["suites"][0]["results"]
+    of_variant |= {"case": "ARCH-21-WITH-BIAS", "subject": "WITH-BIAS"}  # a variant's name in capitals is no format
+    page = as_markdown(document)
+    assert row(page)[6:9] == ["0", "–", "2"]
+    assert "](" not in page  # wherever it lies, no link leads nowhere
+    for result in (of_plugin, of_variant):
+        assert f"| {result['clause']} | {result['statement']} |" in page
+
+
 @pytest.mark.parametrize("xfails", [{}, {"ARCH-16": "counts its threads"}])
 def test_a_page_of_what_does_not(xfails: dict[str, str]) -> None:
     document = report_of(broken.BACKENDS["DependsOnThreads"], ("ARCH-16", "ARCH-21"), xfails=xfails)

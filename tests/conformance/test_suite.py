@@ -70,7 +70,7 @@ BROKEN: dict[str, tuple[Any, Any, str]] = {
     "ARCH-12": (AttentionOnly, "BlockCopyIsPartial", "of two that share a block"),
     "ARCH-13": (Recurrent, "ForgetsRestored", "after restoring, drafting and committing"),
     "ARCH-14": (Recurrent, "TiesGoElsewhere", "an answer with always right drafts"),
-    "ARCH-15": (Recurrent, "TiesGoElsewhere", "an answer with always right drafts"),
+    "ARCH-15": (Recurrent, "TiesGoElsewhere", "an answer with always right drafts of 7"),
     "ARCH-16": (Recurrent, "DependsOnThreads", "3 threads against 2"),
     "ARCH-17": (Recurrent, "DependsOnLowering", "KINETIC_SIMD=generic"),
     "ARCH-18": (Recurrent, "Inaccurate", "F32 with an f32 cache: the largest difference"),
@@ -83,7 +83,8 @@ BROKEN: dict[str, tuple[Any, Any, str]] = {
     "ARCH-25": (broken.DeniesWindow, None, "say has_sliding_window=False, the variant 'untied'"),
     "ARCH-26": (broken.ClaimsExperts, None, "say has_experts=True, no variant"),
     "ARCH-27": (broken.TwoOfAName, None, "uses a name twice"),
-    "ARCH-28": (broken.Narrow, None, "can be stored as Q4_K: declare one"),
+    "ARCH-28": (broken.Narrow, None, "can be stored as Q4_K: declare one whose rows are a multiple of 256 wide"),
+    "ARCH-29": (Recurrent, "DraftsAreStored", "an answer that ends by max_tokens, with right guesses past the end"),
 }
 
 
@@ -152,6 +153,15 @@ def test_every_clause_runs_on_every_variant_and_every_format_that_fits() -> None
 def test_a_format_that_changes_nothing_is_left_out() -> None:
     suite = suite_of(Recurrent, ReferenceBackend, ("F32", "Q8_0", "TQ1_0"))  # blocks of 256: no tensor is so wide
     assert list(suite.subjects("model")) == ["recurrent-F32", "recurrent-Q8_0"]
+
+
+def test_formats_that_fit_nothing_leave_no_model() -> None:
+    """A model that is stored as F32 is not called by another format's name."""
+    suite = suite_of(Recurrent, ReferenceBackend, ("Q4_K", "TQ1_0"))
+    assert list(suite.subjects("model")) == []
+    with pytest.raises(ClauseFailure, match="has a matrix that can be stored as Q4_K"):
+        case_of(suite, "ARCH-28").run()
+    suite.close()
 
 
 def test_clauses_say_where_they_do_not_apply() -> None:
@@ -231,7 +241,10 @@ def test_formats_that_come_to_the_same_types_are_both_stored() -> None:
 
     every_format_is_stored(OwnNames())  # type: ignore[arg-type]
     narrow = OwnNames()
-    narrow.formats = ("Q4_K",)
-    narrow.variants = {"narrow": TinyVariant("narrow", {}, {"blk.0.w1.weight": (64, 64)})}
-    with pytest.raises(Fault, match="can be stored as Q4_K: declare one"):
-        every_format_is_stored(narrow)  # type: ignore[arg-type]
+    narrow.variants = {"narrow": TinyVariant("narrow", {}, {"blk.0.w1.weight": (48, 48)})}
+    for format_name, width in (("Q4_K", 256), ("Q4_K_M", 256), ("Q8_0", 32)):
+        narrow.formats = (format_name,)
+        with pytest.raises(
+            Fault, match=f"stored as {format_name}: declare one whose rows are a multiple of {width} wide"
+        ):
+            every_format_is_stored(narrow)  # type: ignore[arg-type]

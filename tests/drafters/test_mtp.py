@@ -156,6 +156,26 @@ def test_sequences_share_prediction_steps(model: TinyModel) -> None:
         require_proposals(sequence, Scratch(model.executable("scratch")), least=7)
 
 
+def test_sequences_share_prediction_steps_after_pauses(model: TinyModel) -> None:
+    """All were asked when last anybody was: they are expected to be asked again, however long ago that was."""
+    executable = Counted(model.executable())
+    driver = Driver(executable, MtpDrafter())  # type: ignore[arg-type]
+    sequences = [
+        driver.begin(number, model.tokens(64 + number, 20 + number), blocks=(number,), slot=number)
+        for number in range(3)
+    ]
+    driver.step(*sequences)
+    driver.step(*sequences, most=1)
+    for n_paused in (1, 3, 7):
+        for _ in range(n_paused):
+            driver.step(*sequences, most=0)
+        executable.steps.clear()
+        driver.step(*sequences, most=1)
+        assert [len(rows) for rows in executable.steps] == [3]
+    for sequence in sequences:
+        require_proposals(sequence, Scratch(model.executable("scratch")), least=3)
+
+
 def test_a_sequence_that_gave_its_blocks_away(model: TinyModel) -> None:
     driver = Driver(model.executable(), MtpDrafter())
     stays, gives = (

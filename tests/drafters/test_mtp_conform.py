@@ -16,18 +16,7 @@ from kinetic_core.interfaces import SequenceStep
 class TestMtp(DrafterConformance):
     target = MtpDrafter
     name = "mtp"
-
-
-class TestMtpOnQwen35(DrafterConformance):
-    target = MtpDrafter
-    name = "mtp"
-    architecture = "qwen35"
-
-
-class TestMtpOnQwen35Moe(DrafterConformance):
-    target = MtpDrafter
-    name = "mtp"
-    architecture = "qwen35moe"
+    models = ("tiny-hybrid/prediction", "tiny-hybrid/recurrent", "qwen35/prediction*", "qwen35moe/experts-prediction")
 
 
 class ReadsAnothersRows(MtpDrafter):
@@ -43,9 +32,10 @@ class DeniesBranches(MtpDrafter):
 
 
 def run(target: type[MtpDrafter], clause_id: str, variant: str = "prediction") -> None:
-    suite: Any = type("TestIt", (DrafterConformance,), {"target": target, "name": "it"})
+    model = f"tiny-hybrid/{variant}"
+    suite: Any = type("TestIt", (DrafterConformance,), {"target": target, "name": "it", "models": (model,)})
     try:
-        next(case for case in suite.cases() if case.id == f"{clause_id}-{variant}-F32").run()
+        next(case for case in suite.cases() if case.id == f"{clause_id}-{model}-F32").run()
     finally:
         suite.close()
 

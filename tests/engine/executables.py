@@ -75,6 +75,9 @@ class Timed:
     def candidates(self, output: int) -> tuple[np.ndarray, np.ndarray]:
         return np.array([7], np.int32), np.array([1.0], np.float32)
 
+    def commit(self, part: SequenceRows, accepted: Sequence[int]) -> None:
+        """There is no state."""
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kinetic_core.engine.acceptance import Acceptance, Rates
-from kinetic_core.engine.draft_policy import LEAST_GAIN, GuessTree, best_rows, worthwhile_depth
+from kinetic_core.engine.draft_policy import LEAST_GAIN, Asked, GuessTree, best_rows, worthwhile_depths
 from kinetic_core.engine.step_costs import StepCosts
 from kinetic_core.interfaces import Draft, DraftTree
 
@@ -130,16 +130,73 @@ def test_what_is_chosen_is_as_good_as_any_choice() -> None:
             assert nodes == {}
 
 
+def depths_for(
+    n_sequences: int, costs: StepCosts, run_s: float, *, trees: dict[str, GuessTree] | None = None, **changes: float
+) -> dict[str, int]:
+    """Of sequences "a", "b", …, of which nothing was seen: 0.7 at every depth."""
+    asked = {"abcdefgh"[number]: Asked(Acceptance(Rates(), 128), 8) for number in range(n_sequences)}
+    values = {"most": 8, "other_s": 0.0} | changes
+    return worthwhile_depths(asked, trees or {}, n_sequences, costs, run_s, **values)  # type: ignore[arg-type]
+
+
 def test_how_far_a_source_that_costs_time_should_guess() -> None:
-    record = Acceptance(Rates(), 128)  # nothing seen: 0.7 at every depth
     costs = costs_of({1: 1.0, 2: 1.2, 4: 1.2, 8: 2.4})
+    assert depths_for(1, costs, 0.0) == {"a": 3}
+    assert depths_for(1, costs, 0.3) == {"a": 2}  # 1.7 in 1.5, 2.19 in 1.8, 2.53 in 2.1
+    assert depths_for(1, costs, 0.6) == {}
+    assert depths_for(1, costs, 0.3, other_s=5.0) == {"a": 4}  # the step is long anyway
+    assert depths_for(1, costs, 0.0, most=2) == {"a": 2}
+    assert worthwhile_depths({}, {}, 1, costs, 0.0, most=8, other_s=0.0) == {}
+    short = {"a": Asked(Acceptance(Rates(), 128), 2)}
+    assert worthwhile_depths(short, {}, 1, costs, 0.0, most=8, other_s=0.0) == {"a": 2}
 
-    def depth(guess_s: float, to_beat: float = 1.0, **changes: float) -> int:
-        values = {"n_rows": 1, "tokens": 1.0, "most": 8, "other_s": 0.0} | changes
-        return worthwhile_depth(record, costs, guess_s, to_beat=to_beat, **values)  # type: ignore[arg-type]
 
-    assert depth(0.0) == 3
-    assert depth(0.3) == 2  # 1.7 in 1.5, 2.19 in 1.8, 2.53 in 2.1
-    assert depth(0.6) == 0
-    assert depth(0.0, to_beat=2.2) == 0  # what others guess is better
-    assert depth(0.0, most=2) == 2
+def test_a_run_is_paid_for_by_all_who_are_asked() -> None:
+    flat = costs_of(dict.fromkeys(range(1, 33), 1.0))
+    assert depths_for(1, flat, 0.66) == {"a": 1}  # 1.7 in 1.66, plain 1 in 1
+    assert depths_for(4, flat, 0.66) == dict.fromkeys("abcd", 1)
+    assert depths_for(1, flat, 0.7) == depths_for(4, flat, 0.7) == {}
+    four = costs_of({1: 1.0, 4: 1.0, 5: 1.6, 8: 1.6})  # more rows cost more, but by fours
+    assert depths_for(1, four, 0.45) == {"a": 2}  # 2.19 in 1.9, 1.7 in 1.45
+    assert depths_for(4, four, 0.1) == {}  # 6.8 in 1.7: no more than 4 in 1
+    rooms = {"a": Asked(Acceptance(Rates(), 128), 8), "b": Asked(Acceptance(Rates(), 128), 1)}
+    assert worthwhile_depths(rooms, {}, 2, flat, 0.15, most=8, other_s=0.0) == {"a": 2, "b": 1}
+    assert worthwhile_depths(rooms, {}, 2, flat, 0.0, most=2, other_s=0.0) == {"a": 1, "b": 1}
+
+
+def test_what_others_guess_is_taken_where_it_is_better() -> None:
+    costs = costs_of({1: 1.0, 2: 1.2, 4: 1.2, 8: 2.4})
+    sure = tree_of(chain(tuple(range(8)), *(0.95,) * 8))
+    doubtful = tree_of(chain((1, 2), 0.3, 0.3))
+    assert depths_for(1, costs, 0.0, trees={"a": sure}) == {}
+    assert depths_for(1, costs, 0.0, trees={"a": doubtful}) == {"a": 3}
+    flat = costs_of(dict.fromkeys(range(1, 33), 1.0))
+    assert depths_for(2, flat, 0.05, trees={"a": sure}, most=16) == {"b": 2}  # 7.39 + 2.19 in 1.1
+    # Somebody who is not asked keeps the guesses that there are, and what they promise has to be beaten.
+    asked = {"a": Asked(Acceptance(Rates(), 128), 8)}
+    values = {"most": 16, "other_s": 0.0}
+    assert worthwhile_depths(asked, {"z": sure}, 2, flat, 0.05, **values) == {"a": 2}  # type: ignore[arg-type]
+    assert worthwhile_depths(asked, {"z": sure}, 2, flat, 0.06, **values) == {"a": 1}  # type: ignore[arg-type]
+    assert worthwhile_depths(asked, {"z": sure}, 2, flat, 0.1, **values) == {}  # type: ignore[arg-type]
+
+
+def test_as_many_runs_as_any_number_could_pay_for() -> None:
+    """Against every number of runs and of rows."""
+    rng = random.Random(4)
+    for _ in range(200):
+        seconds = 1.0
+        costs = costs_of({1: 1.0} | {n: (seconds := seconds + rng.uniform(0, 0.5)) for n in range(2, 16)})
+        n_sequences, run_s, most = rng.randrange(1, 5), rng.uniform(0, 0.6), rng.randrange(1, 11)
+        got = depths_for(n_sequences, costs, run_s, most=most)
+
+        rates: dict[tuple[int, int], float] = {}
+        for n_runs in range(1, 9):
+            chances = [0.7**ahead for ahead in range(1, n_runs + 1) for _ in range(n_sequences)]
+            for n_rows in range(1, min(most, len(chances)) + 1):
+                spent = costs.seconds(n_sequences + n_rows) + n_runs * run_s
+                rates[n_runs, n_rows] = (n_sequences + sum(chances[:n_rows])) / spent
+        best = max(rates.values())
+        if best <= LEAST_GAIN * n_sequences / costs.seconds(n_sequences):
+            assert got == {}
+        else:
+            assert rates[max(got.values()), sum(got.values())] == pytest.approx(best)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -175,6 +180,107 @@ def test_others_go_on_where_the_model_guess_ends(make_engine: MakeEngine) -> Non
     assert engine.statistics()["drafters"]["rest"]["accepted"] > 10
     after = [entry for entry in rest.told if entry[0] == "after"]
     assert after and all(guessed == answer[answer.index(guessed[0]) :][: len(guessed)] for _, guessed, _ in after[:1])
+
+
+class Together(Reader):
+    """Works out the guesses of all sequences when the first of a step is asked, by a clock of its own."""
+
+    def __init__(self, answer: Sequence[int], run_s: float, **others: Any) -> None:
+        super().__init__(answer, **others)
+        self.run_s, self.now, self.n_rounds, self.n_steps = run_s, 0.0, 0, 0
+        self._depth = 0
+
+    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+        draft = super().propose(sequence_id, max_tokens)
+        depth = 0 if draft is None else len(draft.tree.token_ids)
+        self.n_rounds += self._depth == 0 < depth
+        self.now += self.run_s * max(0, depth - self._depth)
+        self._depth = max(self._depth, depth)
+        return draft
+
+    def stepped(self, steps: Sequence[SequenceStep]) -> None:
+        super().stepped(steps)
+        self._depth = 0
+        self.n_steps += 1
+
+
+@pytest.fixture
+def by_together(monkeypatch: pytest.MonkeyPatch) -> Callable[[Together], dict[str, Drafter]]:
+    """Steps cost 10 ms whatever their rows, guesses what the drafter's clock says."""
+    monkeypatch.setattr(StepCosts, "seconds", lambda _self, _n_rows: 0.01)
+
+    def drafters(together: Together) -> dict[str, Drafter]:
+        monkeypatch.setattr("kinetic_core.engine.drafting.time", SimpleNamespace(perf_counter=lambda: together.now))
+        return {"together": together}
+
+    return drafters
+
+
+@pytest.mark.parametrize("n_requests", [1, 3])
+def test_a_run_for_several_sequences_is_no_one_sequence_s(
+    make_engine: MakeEngine, by_together: Callable[[Together], dict[str, Drafter]], n_requests: int
+) -> None:
+    answer = plain_answer(make_engine, 120)
+    together = Together(answer, 0.004, length=2)
+    gate = Gate()
+    engine = make_engine(
+        hashed=True, drafter=by_together(together), draft_policy="measured", wrap=gate.wrap, max_outputs=64
+    )
+    request = GenerationRequest((1, 2, 3), GREEDY, 120, ignore_end=True)
+    running = [engine.submit(request) for _ in range(n_requests)]
+    gate.open()
+    completions = [generation.result()[0] for generation in running]
+    assert {completion.token_ids for completion in completions} == {answer}
+    figures = engine.statistics()["drafters"]["together"]
+    assert figures["run_s"] == pytest.approx(0.004)  # two runs for all, not two for the first and none for the others
+    assert figures["seconds"] == pytest.approx(together.now)
+    accepted = [completion.timings.accepted for completion in completions]
+    assert min(accepted) > 70 and max(accepted) - min(accepted) <= 6
+    assert together.n_rounds <= together.n_steps
+    assert figures["proposed"] >= figures["drafted"] == sum(c.timings.drafted for c in completions)
+    assert figures["asked"] == together.asked()
+
+
+def test_what_no_sequence_is_served_by_is_not_tried_for_each(
+    make_engine: MakeEngine, by_together: Callable[[Together], dict[str, Drafter]]
+) -> None:
+    """Guesses are right, and cost more than they save; requests come and go all the time."""
+    answer = plain_answer(make_engine, 60)
+    together = Together(answer, 0.012, length=4)
+    engine = make_engine(hashed=True, drafter=by_together(together), draft_policy="measured", max_outputs=64)
+    running = [
+        engine.submit(GenerationRequest((1, 2, 3), GREEDY, 20 + number % 41, ignore_end=True)) for number in range(80)
+    ]
+    for generation in running:
+        (completion,) = generation.result()
+        assert completion.token_ids == answer[: len(completion.token_ids)]
+    assert together.n_steps > 350
+    assert 3 <= together.n_rounds <= 10 + together.n_steps // LONGEST_MODEL_PAUSE
+
+
+def test_sequences_for_which_it_does_not_pay_are_left_out(
+    make_engine: MakeEngine, by_together: Callable[[Together], dict[str, Drafter]]
+) -> None:
+    answer = plain_answer(make_engine, 400)
+
+    class RightForOne(Together):
+        def guesses(self, sequence_id: int, most: int) -> list[int]:
+            right = super().guesses(sequence_id, most)
+            return right if sequence_id == 0 else [(token + 1) % 250 for token in right]
+
+    together = RightForOne(answer, 0.003, length=3)
+    gate = Gate()
+    engine = make_engine(
+        hashed=True, drafter=by_together(together), draft_policy="measured", wrap=gate.wrap, max_outputs=64
+    )
+    request = GenerationRequest((1, 2, 3), GREEDY, 400, ignore_end=True)
+    running = [engine.submit(request) for _ in range(2)]
+    gate.open()
+    served, other = [generation.result()[0] for generation in running]
+    assert served.timings.accepted > 250
+    assert other.timings.accepted == 0 and other.timings.drafted < 40
+    asked = [sum(entry[:2] == ("propose", number) for entry in together.told) for number in (0, 1)]
+    assert asked[0] > 90 and asked[1] < 30
 
 
 def test_sources_that_agree_are_one_row_and_one_that_fails_takes_nobody_along(make_engine: MakeEngine) -> None:
@@ -378,6 +484,61 @@ def test_d4_drafted_draws_follow_the_law(make_engine: MakeEngine, n_draws: int) 
     counts = np.array([answers[True].count(token) for token in probabilities])
     assert counts.sum() == n_draws
     assert float(((counts - expected) ** 2 / expected).sum()) < 16.27  # 3 degrees of freedom, 0.1 %
+
+
+def test_figures_are_counters_that_another_thread_may_read(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 300)
+
+    class Proud(Reader):
+        def statistics(self) -> dict[str, Any]:
+            return {"drafted": -1, "held_bytes": 5}
+
+    class NoFigures(Source):
+        def statistics(self) -> Any:
+            return 7
+
+    drafters = {"proud": Proud(answer, length=9), "none": NoFigures()}
+    engine = make_engine(hashed=True, drafter=drafters)
+    read: list[dict[str, Any]] = []
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def reads() -> None:
+        try:
+            while not done.is_set():
+                read.append(engine.statistics())
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=reads)
+    thread.start()
+    try:
+        for n_tokens in (300, 200, 100):
+            run(engine, n_tokens)
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    read.append(engine.statistics())
+    assert not errors and len(read) > 20
+    for figures in read[:: len(read) // 20] + read[-1:]:
+        assert json.loads(json.dumps(figures)) == figures, "keys are words, values are numbers"
+        for name in drafters:
+            assert set(figures["drafters"][name]) >= {
+                "asked", "proposed", "drafted", "accepted", "seconds", "failed"
+            }  # fmt: skip
+    totals = ("drafted", "accepted", "guessing_s", "wasted_s", "steps", "prompt_rows", "answer_rows", "requests")
+    own = ("asked", "proposed", "drafted", "accepted", "seconds")
+    for before, after in itertools.pairwise(read):
+        assert all(before[name] <= after[name] for name in totals)
+        assert all(count <= after["steps_by_rows"][n] for n, count in before["steps_by_rows"].items())
+        for name in drafters:
+            assert all(before["drafters"][name][key] <= after["drafters"][name][key] for key in own)
+    last = read[-1]["drafters"]["proud"]
+    assert last["proposed"] >= last["drafted"] == last["accepted"] > 400 and last["held_bytes"] == 5
+    assert last["run_s"] > 0 and "run_s" not in read[-1]["drafters"]["none"]
 
 
 def test_rows_name_what_is_committed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -18,6 +19,7 @@ from kinetic_core.engine.generation import Generation
 from kinetic_core.engine.request import Completion, GenerationRequest, SamplingOptions
 from kinetic_core.engine.scheduler import Pace
 from kinetic_core.errors import CapacityError
+from kinetic_core.interfaces import Draft, Drafter, DrafterCapabilities, DraftTree
 
 GREEDY = SamplingOptions(temperature=0.0)
 
@@ -295,23 +297,75 @@ def test_pace() -> None:
     pace = Pace()
     assert pace.prompt_rows(crowded=False, answering=False) == 256
     assert pace.prompt_rows(crowded=True, answering=True) == 8
-    pace.measured(0, 4, 0.04)
-    pace.measured(256, 0, 0.256)
+    pace.measured(0, 4, 0, 0.04)
+    pace.measured(256, 0, 0, 0.256)
     assert pace.prompt_rows(crowded=True, answering=True) == 120  # (160 - 40) ms at 1 ms a row
     assert pace.prompt_rows(crowded=True, answering=False) == 160
-    pace.measured(7, 1, 5.0)  # a few rows tell nothing about a prompt's speed
+    pace.measured(7, 1, 0, 5.0)  # a few rows tell nothing about a prompt's speed
     assert pace.prompt_rows(crowded=True, answering=False) == 160
     measured_by_eight = Pace()
-    measured_by_eight.measured(8, 0, 8 * 0.012)
+    measured_by_eight.measured(8, 0, 0, 8 * 0.012)
     assert measured_by_eight.prompt_rows(crowded=True, answering=False) == 12  # 13 by the speed, planned in fours
-    pace.measured(64, 0, 64 * 0.002)
+    pace.measured(64, 0, 0, 64 * 0.002)
     assert pace.prompt_rows(crowded=True, answering=False) == 80, "a slower step counts at once"
-    pace.measured(64, 0, 64 * 0.001)
+    pace.measured(64, 0, 0, 64 * 0.001)
     assert pace.prompt_rows(crowded=True, answering=False) == 104, "a faster one by half"
     for _ in range(20):
-        pace.measured(64, 4, 64 * 0.0003 + 0.04)
+        pace.measured(64, 4, 0, 64 * 0.0003 + 0.04)
     assert pace.prompt_rows(crowded=True, answering=True) == 256
     assert pace.prompt_rows(crowded=False, answering=False) == 256
+
+
+def test_pace_beside_drafts() -> None:
+    """Neither do the rows of drafts make prompts look slow, nor their absence make them look fast."""
+    pace = Pace()
+    pace.measured(0, 4, 20, 0.1)
+    pace.measured(0, 4, 0, 0.04)  # what answers take without drafts
+    pace.measured(0, 4, 20, 0.1)
+    pace.measured(100, 4, 0, 0.14)
+    assert pace.prompt_rows(crowded=True, answering=True) == 120  # (160 - 40) ms at 1 ms a row
+    for n_drafts in (20, 0, 30):
+        pace.measured(100, 4, n_drafts, 0.14 + 0.001 * n_drafts)
+        assert pace.prompt_row_s == pytest.approx(0.001)
+        rows = pace.prompt_rows(crowded=True, answering=True)
+        assert rows + n_drafts <= 120 < rows + n_drafts + 4 + 1  # the next step's drafts have their place
+    assert pace.prompt_rows(crowded=True, answering=False) == 160
+
+
+def test_steps_of_prompts_and_drafts_stay_short(predictable: TinyModel) -> None:
+    """Every answer drafts; a step's time by its rows is still what is planned for it."""
+
+    class Sevens(Drafter):
+        capabilities = DrafterCapabilities()
+
+        def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
+            pass
+
+        def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
+            pass
+
+        def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+            tokens = (7,) * min(6, max_tokens)
+            return Draft(DraftTree.chain(tokens), (0.9,) * len(tokens))
+
+        def end(self, sequence_id: int) -> None:
+            pass
+
+    engine, timed = timed_engine(predictable, lambda rows: 0.0015 * rows, drafter=Sevens())
+    talkers = [engine.submit(GenerationRequest((1,), GREEDY, 500, ignore_end=True)) for _ in range(3)]
+    for talker in talkers:
+        next(talker)
+    engine.submit(GenerationRequest(prompt_of(700), GREEDY, 1)).result()
+    for talker in talkers:
+        talker.cancel()
+    engine.close()
+    assert not engine.statistics()["drafter_failed"]
+    steps = [batch for batch in timed.batches if any(part.n_committed > 1 for part in batch.sequences)]
+    drafted = [sum(len(part.draft_parents) for part in batch.sequences) for batch in steps]
+    sizes = [batch.n_rows for batch in steps]
+    assert min(drafted[:-1]) == 18, drafted
+    assert max(sizes) <= 133, sizes  # 200 ms
+    assert max(sizes) >= 96, sizes
 
 
 def test_sizes_that_could_deadlock_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic_core.engine.step_costs import FORGOTTEN_AFTER, RENEWED_AFTER, StepCosts, prior
+from kinetic_core.engine.step_costs import FORGOTTEN_AFTER, RENEWED_AFTER, SPEED_STEPS, StepCosts, prior
 
 
 def test_the_prior_is_linear_between_its_points_and_beyond() -> None:
@@ -44,6 +44,45 @@ def test_a_figure_is_a_median_of_the_last() -> None:
     for _ in range(9):
         costs.measured(1, 3.0)
     assert costs.seconds(1) == 3.0
+
+
+def test_figures_that_are_old_follow_the_speed_of_the_machine() -> None:
+    """A machine that became slower must not make rows look free whose figures are of faster times, nor the reverse."""
+    costs = StepCosts()
+    true = {1: 1.0, 2: 1.25, 4: 1.3, 8: 2.1}
+    for n_rows, seconds in true.items():
+        for _ in range(20):
+            costs.measured(n_rows, seconds)
+    for factor in (1.2, 0.8, 1.0):
+        for step in range(40):
+            costs.measured(1, factor)
+            if step >= SPEED_STEPS // 2:
+                for n_rows, seconds in true.items():
+                    assert costs.seconds(n_rows) == pytest.approx(factor * seconds, rel=0.01), (factor, step)
+    for step in range(100):
+        costs.measured(1, 20.0 if step % 7 == 0 else 1.0)  # steps that the system interrupted
+        assert costs.seconds(8) == pytest.approx(2.1)
+    for _ in range(200):  # what changes for few rows alone is no matter of the machine's speed, in the end
+        costs.measured(1, 1.1)
+        costs.measured(2, 1.25)
+        costs.measured(8, 2.1)
+    assert costs.seconds(2) / costs.seconds(1) == pytest.approx(1.25 / 1.1)
+    assert costs.seconds(8) / costs.seconds(1) == pytest.approx(2.1 / 1.1)
+
+
+def test_a_clock_that_stands_still_breaks_nothing() -> None:
+    costs = StepCosts()
+    costs.measured(1, 0.0)
+    costs.measured(1, 0.0)
+    costs.measured(2, 1.0)
+    assert 0 < costs.seconds(1) < costs.seconds(2)
+
+
+def test_what_is_forgotten_is_not_held() -> None:
+    costs = StepCosts()
+    for n_rows in range(1, 3 * FORGOTTEN_AFTER):
+        costs.measured(n_rows, 1.0)
+    assert len(costs._known[0]) == FORGOTTEN_AFTER + 1
 
 
 def test_figures_fall_due_and_are_forgotten() -> None:

@@ -25,6 +25,8 @@ from kinetic_core.program.program import Program
 
 TILE_ROWS = 4
 """Rows of an attention tile: they share the loads of keys and values."""
+LEAST_ITEMS = 2
+"""Tiles and key heads per thread that a tile of several drafts has to leave."""
 LEAST_CHUNKS = 4
 """A row with fewer chunks is not worth sharing among threads."""
 MAX_PARTS = 1024
@@ -132,24 +134,48 @@ class StepArrays:
             self.sequences[number] = (first, n, sequence.n_rows, sequence.slot, parents, n_snapshots, pairs, 0)
 
     def _fill_drafts(self, sequence: SequenceRows, table: int) -> None:
-        first, n = sequence.first_row, sequence.n_committed
+        first, n, n_drafts = sequence.first_row, sequence.n_committed, len(sequence.draft_parents)
+        rows = range(first + n, first + n + n_drafts)
+        self.draft_rows[self.n_drafts : self.n_drafts + n_drafts] = rows
+        self.n_drafts += n_drafts
+        if not self._uses_blocks:
+            return
+        self.row_blocks[rows.start : rows.stop] = DRAFT
         paths: list[list[int]] = []
-        for index, parent in enumerate(sequence.draft_parents):
-            row = first + n + index
-            path = [*(paths[parent - n] if parent >= n else []), row]
-            paths.append(path)
-            self.draft_rows[self.n_drafts] = row
-            self.n_drafts += 1
-            if self._uses_blocks:
-                self.row_blocks[row] = DRAFT
-                where = self._keep(np.array(path, np.int64))
-                position = int(self.positions[row])
-                draft = (sequence.start + n, where, len(path))
-                self.tiles[self.n_tiles] = (row, 1, position, table, *draft, 0, ALL_CHUNKS, 0)
-                self.n_tiles += 1
+        for row, parent in zip(rows, sequence.draft_parents, strict=True):
+            paths.append([*(paths[parent - n] if parent >= n else []), row])
+        lengths = np.array([len(path) for path in paths], np.int64)
+        ends = self._keep(np.array([row for path in paths for row in path], np.int64)) + 8 * np.cumsum(lengths)
+        of_rows = np.stack((ends - 8 * lengths, lengths), axis=1)
+        at = self._keep(of_rows)
+        held = sequence.start + n
+        tile_rows = self._draft_tile_rows(n_drafts)
+        for offset in range(0, n_drafts, tile_rows):
+            count = min(tile_rows, n_drafts - offset)
+            last = held - 1 + int(lengths[offset : offset + count].max())
+            self.tiles[self.n_tiles] = (
+                rows[offset],
+                count,
+                last,
+                table,
+                held,
+                at + of_rows.strides[0] * offset,
+                1,
+                0,
+                ALL_CHUNKS,
+                0,
+            )
+            self.n_tiles += 1
+
+    def _draft_tile_rows(self, n_drafts: int) -> int:
+        """Drafts of a sequence in a tile: as many as leave work for every thread."""
+        rows = TILE_ROWS
+        while rows > 1 and (1 + -(-n_drafts // rows)) * self._fewest_heads < LEAST_ITEMS * self._n_threads:
+            rows //= 2
+        return rows
 
     def _split_long_rows(self, last_position: int) -> None:
-        """Turn tiles of one row that see many chunks into parts of one chunk each."""
+        """Turn tiles of one row that see many chunks into parts of one chunk each; tile[2] is the row's position."""
         if last_position // BLOCK_TOKENS + 1 < LEAST_CHUNKS:
             return
         tiles = self.tiles[: self.n_tiles].copy()

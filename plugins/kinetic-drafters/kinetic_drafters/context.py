@@ -6,9 +6,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from kinetic_core.interfaces import Draft, Drafter, DrafterCapabilities
+from kinetic_core.interfaces import Draft, Drafter, DrafterCapabilities, TokenTexts
 from kinetic_drafters.alignment import CREDIT, WORTH_KEEPING, Alignment
 from kinetic_drafters.continuation import Place, merged
+from kinetic_drafters.retelling import Retelling
 from kinetic_drafters.running import Running
 from kinetic_drafters.suffixes import PLACES, SuffixIndex
 
@@ -16,10 +17,11 @@ from kinetic_drafters.suffixes import PLACES, SuffixIndex
 class _Text(SuffixIndex):
     """One sequence's text, and where it runs alongside itself: places farther back than the index looks."""
 
-    __slots__ = ("alignment", "parted")
+    __slots__ = ("alignment", "parted", "retelling")
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
+    def __init__(self, token_ids: Sequence[int], texts: TokenTexts | None) -> None:
         super().__init__(token_ids)
+        self.retelling = None if texts is None else Retelling(texts)
         self.alignment: Alignment[None] | None = None
         self.parted: Alignment[None] | None = None
 
@@ -62,6 +64,13 @@ class _Text(SuffixIndex):
         """What followed the places that look like the end of the text and these guesses."""
         self.update()
         self._follow()
+        draft, ahead = self._by_tokens(guessed, max_tokens)
+        if guessed or self.retelling is None:
+            return draft
+        return self.retelling.improved(draft, self.tokens, ahead, lambda *more: self._by_tokens(*more)[0], max_tokens)
+
+    def _by_tokens(self, guessed: Sequence[int], max_tokens: int) -> tuple[Draft | None, int]:
+        """A draft, and the index of the token that follows the best place."""
         found = self.places(guessed)
         if not guessed:
             self._align(found)
@@ -70,47 +79,61 @@ class _Text(SuffixIndex):
             if self.tokens[start : start + len(guessed)].tolist() == list(guessed):
                 found[start + len(guessed) - 1] = self.alignment.length + len(guessed)
         if not found:
-            return None
+            return None, len(self.tokens)
         ranked = sorted(found.items(), key=lambda item: (-item[1], -item[0]))[:PLACES]
-        return merged([Place(length, self._following(p, guessed, max_tokens)) for p, length in ranked], max_tokens)
+        places = [Place(length, self._following(position, guessed, max_tokens)) for position, length in ranked]
+        return merged(places, max_tokens), ranked[0][0] + 1
+
+    @property
+    def all_bytes(self) -> int:
+        """Bytes of memory, of the words too."""
+        return self.held_bytes + (0 if self.retelling is None else self.retelling.held_bytes)
 
 
 class ContextDrafter(Drafter):
-    """Prompt look-up: the continuation of the longest suffix that the sequence's own text has had before."""
+    """Prompt look-up: the continuation of the longest suffix that the sequence's own text has had before.
+
+    Where the model has a tokenizer, words too: what followed the last words, whatever stands between them.
+    """
 
     capabilities = DrafterCapabilities(branches=True, continues_guesses=True)
 
     def __init__(self) -> None:
-        self._texts: Running[_Text] = Running("context")
+        self._sequences: Running[_Text] = Running("context")
+        self._texts: TokenTexts | None = None
+
+    def read_texts(self, texts: TokenTexts) -> None:
+        """Keep the tokenizer: words are guessed as well then."""
+        self._texts = texts
 
     def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
         """Keep the prompt; it is indexed when a draft is first asked for."""
-        self._texts.check_new(sequence_id)
-        self._texts[sequence_id] = _Text(token_ids)
+        self._sequences.check_new(sequence_id)
+        self._sequences[sequence_id] = _Text(token_ids, self._texts)
 
     def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
         """Keep the tokens."""
-        self._texts[sequence_id].pending.extend(token_ids)
+        self._sequences[sequence_id].pending.extend(token_ids)
 
     def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
         """What followed the last places that look like the end of the text."""
-        self._texts.check_most(max_tokens)
-        return self._texts[sequence_id].draft((), max_tokens)
+        self._sequences.check_most(max_tokens)
+        return self._sequences[sequence_id].draft((), max_tokens)
 
     def propose_after(self, sequence_id: int, guessed: Sequence[int], max_tokens: int) -> Draft | None:
         """The same of the text with these guesses; they are not kept."""
-        self._texts.check_most(max_tokens)
-        return self._texts[sequence_id].draft(guessed, max_tokens)
+        self._sequences.check_most(max_tokens)
+        return self._sequences[sequence_id].draft(guessed, max_tokens)
 
     def end(self, sequence_id: int) -> None:
         """Forget the sequence."""
-        self._texts.take(sequence_id)
+        self._sequences.take(sequence_id)
 
     def statistics(self) -> dict[str, Any]:
         """Figures of the running sequences."""
-        texts = list(self._texts.values())  # at once: another thread may ask
+        texts = list(self._sequences.values())  # at once: another thread may ask
         return {
-            "memory_bytes": sum(text.held_bytes for text in texts),
+            "memory_bytes": sum(text.all_bytes for text in texts),
             "tokens_indexed": sum(len(text.tokens) for text in texts),
             "documents": len(texts),
             "evictions": 0,

@@ -60,7 +60,8 @@ class _Sequence:
     last:    f32[1, d_model], the hidden state of position n_run - 1, once the row after it was made ready.
     is_lost: hidden states are missing: the sequence did not start here.
     guesses: of the tokens after the last one, as far as they were worked out.
-    wanted:  how deep a draft was asked for since the last step; asked: and before that one.
+    wanted:  how deep a draft was asked for since the last step.
+    asked:   and before the last step at which anybody was asked.
     """
 
     tokens: list[int]
@@ -125,7 +126,7 @@ class MtpDrafter(Drafter):
     prompt's rows when a block of 256 positions is full, rows without a proposal at the next proposal.
 
     Sequences that were asked for guesses at the same steps share the runs: the first one's proposal works out the
-    others' guesses too, which are then there when they are asked for.
+    others' guesses too, which are then there when they are asked for. So its time is that of all of them together.
 
     Full KV blocks may be shared between sequences, so they are never written later: their rows are made ready as soon
     as the model filled them. Rows of guesses lie behind the last token and are written over once the tokens there are
@@ -175,8 +176,11 @@ class MtpDrafter(Drafter):
     def stepped(self, steps: Sequence[SequenceStep]) -> None:
         """Copy the hidden states; make the rows of blocks that are now full ready.
 
-        A sequence that goes on where its rows did not end, other than at 0, gets no drafts: the hidden states before
-        are not known.
+        A sequence that goes on where its rows did not end, other than at 0, gets no drafts. It came from a cache, and
+        the block attends to all earlier positions of its own: their keys and values may lie in the shared blocks, but
+        nothing says so (who filled them may have had no drafts, or left the last rows unmade when it ended, and a row
+        that nobody wrote may hold a NaN), and the hidden state of the position before the first row is not known. Both
+        are for the cache to keep with the prefix.
         """
         for step in steps:
             sequence = self._sequences[step.sequence_id]
@@ -186,10 +190,12 @@ class MtpDrafter(Drafter):
             sequence.n_run = step.start + len(step.rows)
             sequence.table = step.block_table
             sequence.guesses.clear()
-            sequence.asked, sequence.wanted = sequence.wanted, 0
             if not sequence.is_lost:
                 sequence.pending.append(self._hidden(step.rows))
         self._stepped = [step.sequence_id for step in steps]
+        if any(sequence.wanted for sequence in self._sequences.values()):
+            for sequence in self._sequences.values():
+                sequence.asked, sequence.wanted = sequence.wanted, 0
         for step in steps:
             self._finish_blocks(self._sequences[step.sequence_id])
 

@@ -21,8 +21,13 @@ class Cache:
         rng = np.random.default_rng(seed)
         self.k = rng.standard_normal((n, kv_heads, head_dim)).astype(dtype)
         self.v = rng.standard_normal((n, kv_heads, head_dim)).astype(dtype)
+        self.store()
+
+    def store(self) -> None:
+        """Fill the blocks with `k` and `v`."""
+        n, kv_heads, head_dim = self.k.shape
         n_blocks = -(-n // POSITIONS)
-        self.data = np.full((n_blocks + 1, kv_heads, 2, POSITIONS * head_dim), np.nan, dtype)
+        self.data = np.full((n_blocks + 1, kv_heads, 2, POSITIONS * head_dim), np.nan, self.k.dtype)
         self.table = np.arange(n_blocks, 0, -1).astype(np.int32)  # block 0 stays NaN
         for position in range(n):
             block, place = self.table[position // POSITIONS], position % POSITIONS
@@ -33,20 +38,29 @@ class Cache:
 
 def run(cache: Cache, q: np.ndarray, start: int, window: int = 0, tile_rows: int = 4, first: int = 0) -> np.ndarray:
     """Attention of rows at positions start … by the kernel. q: [rows, heads * head_dim]."""
-    _, kv_heads, head_dim = cache.k.shape
     rows = len(q)
-    out = np.full_like(q, np.nan)
-    group = q.shape[1] // (kv_heads * head_dim)
     table = cache.table.ctypes.data
     tiles = np.array(
         [(r, min(tile_rows, rows - r), start + r, table, 0, 0, 0, 0, 1 << 40, 0) for r in range(0, rows, tile_rows)],
         np.int64,
     )
+    return run_tiles(cache, q, tiles, window, first)
+
+
+def run_tiles(
+    cache: Cache, q: np.ndarray, tiles: np.ndarray, window: int, first: int, drafts: tuple = ()
+) -> np.ndarray:
+    """drafts: their keys and values, f32[rows, kv_heads, head_dim] each."""
+    _, kv_heads, head_dim = cache.k.shape
+    out = np.full_like(q, np.nan)
+    group = q.shape[1] // (kv_heads * head_dim)
     args = np.array(
         [
             *(q.ctypes.data, q.strides[0], out.ctypes.data, out.strides[0], kv_heads, group, head_dim),
             *(float_bits(head_dim**-0.5), window, tiles.ctypes.data, len(tiles)),
-            *(cache.data.ctypes.data, cache.data.strides[0], 0, 0, first),
+            *(cache.data.ctypes.data, cache.data.strides[0]),
+            *([array.ctypes.data for array in drafts] if drafts else (0, 0)),
+            first,
         ],
         np.int64,
     )
@@ -122,6 +136,43 @@ def test_a_row_has_its_bits_however_rows_are_grouped(group: int, window: int):
         assert run(cache, q, 500, window, tile_rows).tobytes() == together.tobytes()
     for row in (0, 11, 12, 89):
         assert run(cache, q[row : row + 1], 500 + row, window).tobytes() == together[row].tobytes()
+
+
+PARENTS = (-1, 0, 1, 1, -1, 2, 5, 4, 6, 8, 9, 10, 3)
+"""A tree of drafts, up to 9 deep: parent of each, -1 for the last committed row."""
+
+
+@pytest.mark.parametrize("window", [0, 3, 12, 300])
+@pytest.mark.parametrize("held", [1, 5, 250, 255, 256, 530])
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_drafts_have_the_bits_of_their_path(group: int, held: int, window: int):
+    """Any number of drafts in a tile, paths of any length, over a chunk's edge, against the path as committed rows."""
+    n, kv_heads, head_dim = len(PARENTS), 2, 32
+    cache = Cache(held, kv_heads, head_dim, np.float32)
+    drafts = Cache(n, kv_heads, head_dim, np.float32, seed=9)
+    q = queries(n, kv_heads * group * head_dim)
+    paths: list[list[int]] = []
+    for row, parent in enumerate(PARENTS):
+        paths.append([*(paths[parent] if parent >= 0 else []), row])
+    whole = Cache(held + 9, kv_heads, head_dim, np.float32)
+    expected = np.empty_like(q)
+    for row, path in enumerate(paths):
+        whole.k[:held], whole.v[:held] = cache.k, cache.v
+        whole.k[held : held + len(path)], whole.v[held : held + len(path)] = drafts.k[path], drafts.v[path]
+        whole.store()
+        expected[row] = run(whole, q[row : row + 1], held + len(path) - 1, window)[0]
+    places = [np.array(path, np.int64) for path in paths]
+    of_rows = np.array([(place.ctypes.data, len(place)) for place in places], np.int64)
+    for tile_rows in (1, 2, 3, 4, n):
+        tiles = np.array(
+            [
+                (r, min(tile_rows, n - r), -1, cache.table.ctypes.data, held, of_rows[r:].ctypes.data, 1, 0, 1 << 40, 0)
+                for r in range(0, n, tile_rows)
+            ],
+            np.int64,
+        )
+        got = run_tiles(cache, q, tiles, window, 0, (drafts.k, drafts.v))
+        assert got.tobytes() == expected.tobytes(), f"tiles of {tile_rows} rows"
 
 
 def test_a_later_position_that_is_infinite_reaches_no_earlier_row():

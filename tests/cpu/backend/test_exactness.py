@@ -224,5 +224,5 @@ def test_threads_that_share_a_long_row(load, n_threads: int):
     expected = step(one, part)[0]
     batch = make_batch(part)
     many.run(batch)
-    assert many._step.n_split == 3
+    assert many._step.n_split == (1 if n_threads == 2 else 3)  # where that leaves work for all, drafts share a tile
     assert same_bits(np.array([many.logits(row) for row in range(3)]), expected)

@@ -17,11 +17,12 @@ head: item // tiles is the head.
     11 address of the layer in block 0, 12 bytes per block
     13 f32[rows, kv_heads, head_dim] with drafts' keys, 14 with their values   15 first position of the layer
 
-A tile record is 10 words: first row, rows, position of the first row, address of the i32 block table, and for a draft
-(a tile of one row): positions that the blocks hold, address of the i64 rows of its path after those (itself last), and
-their number; the number is 0 for committed rows. Then for a part of a tile of one row: first chunk, end chunk, and
-where the part's result goes (else 0, a large number and 0): per query head 16 + head_dim f32: largest score, sum of
-exponentials (negative: the part sees nothing), and from 16 on the weighted values.
+A tile record is 10 words: first row, rows, position of the first row (of drafts: of the deepest), address of the i32
+block table, and for drafts: positions that the blocks hold, address of two i64 per row, the address of the i64 rows of
+its path after those (itself last) and their number, and a word that is not 0; it is 0 for committed rows. Then for a
+part of a tile of one row: first chunk, end chunk, and where the part's result goes (else 0, a large number and 0): per
+query head 16 + head_dim f32: largest score, sum of exponentials (negative: the part sees nothing), and from 16 on the
+weighted values.
 
 Arguments of `merge_attention`, which combines the parts of long rows in ascending order, so that many threads may
 share one row's chunks: 0 out, 1 stride, 2 query heads, 3 head_dim, 4 records: row, parts, address of the first part's
@@ -34,180 +35,43 @@ import numpy as np
 from numba import njit
 
 from kinetic_core.backends.cpu.kernels import kernel
-from kinetic_core.backends.cpu.kernels.constants import MAX_HEAD_DIM, MERGE_WORDS, PART_HEADER, TILE_WORDS
-from kinetic_core.backends.cpu.kernels.mathfun import exp, exp_scalar
+from kinetic_core.backends.cpu.kernels.attention_chunk import (
+    CHUNK,
+    OUT_BYTES,
+    SCORE_BYTES,
+    draft_scores,
+    merge,
+    score_chunk,
+    softmax,
+    weigh_drafts,
+    weigh_four,
+    weigh_one,
+)
+from kinetic_core.backends.cpu.kernels.constants import MERGE_WORDS, PART_HEADER, TILE_WORDS
 from kinetic_core.backends.cpu.simd import (
-    add,
-    and_,
     copy_bytes,
     div,
-    fma,
-    ge,
-    hmax,
-    hsum,
-    iota,
     load_f32,
     load_f64,
     load_i32,
     load_i64,
     load_vf,
-    lt,
-    max_,
-    mul,
-    select,
     splat_f32,
-    splat_i32,
     stack_bytes,
     store_f32,
     store_i64,
     store_vf,
-    sub,
     zero_bytes,
-    zero_f32,
 )
 from kinetic_core.backends.cpu.simd.attention import (
     F16_CACHE,
     F32_CACHE,
-    STRIP,
     element_bytes,
     fixed,
-    score_tiles,
-    weigh_values,
 )
 from kinetic_core.backends.cpu.simd.machine import opaque
 
-CHUNK = 256
 GROUP_VECTORS = 4
-_SCORE_BYTES = 4 * CHUNK
-_OUT_BYTES = 4 * MAX_HEAD_DIM
-_MINUS_INFINITY = np.float32(-np.inf)
-
-
-@njit(error_model="numpy")
-def _scores(cache, queries, keys, head_dim, first_tile, end_tile, scores):
-    """Scores of four query vectors (repeated where there are fewer) against tiles of 16 positions."""
-    tile_bytes = 16 * element_bytes(cache) * head_dim
-    tile = first_tile
-    while tile + STRIP <= end_tile:
-        at, to = keys + tile * tile_bytes, scores + 64 * tile
-        score_tiles(fixed(4), fixed(STRIP), cache, queries, at, head_dim, to, _SCORE_BYTES)
-        tile += STRIP
-    if STRIP > 1:
-        while tile < end_tile:
-            at, to = keys + tile * tile_bytes, scores + 64 * tile
-            score_tiles(fixed(4), fixed(1), cache, queries, at, head_dim, to, _SCORE_BYTES)
-            tile += 1
-
-
-@njit(error_model="numpy", forceinline=True)
-def _weigh(rows, cache, weights, values, head_dim, first, n, out):
-    """out[vector] += weights * values over positions first … first + n - 1 of the chunk."""
-    size = element_bytes(cache)
-    value_bytes = size * head_dim
-    weights += 4 * first
-    values += value_bytes * first
-    at = 0
-    while at + 16 * STRIP <= head_dim:
-        source, to = values + size * at, out + 4 * at
-        weigh_values(rows, fixed(STRIP), cache, weights, _SCORE_BYTES, source, value_bytes, n, to, _OUT_BYTES)
-        at += 16 * STRIP
-    if STRIP > 1:
-        while at < head_dim:
-            source, to = values + size * at, out + 4 * at
-            weigh_values(rows, fixed(1), cache, weights, _SCORE_BYTES, source, value_bytes, n, to, _OUT_BYTES)
-            at += 16
-
-
-@njit(error_model="numpy")
-def _weigh_four(cache, weights, values, head_dim, first, n, out):
-    _weigh(fixed(4), cache, weights, values, head_dim, first, n, out)
-
-
-@njit(error_model="numpy")
-def _weigh_one(cache, weights, values, head_dim, first, n, out):
-    _weigh(fixed(1), cache, weights, values, head_dim, first, n, out)
-
-
-@njit(error_model="numpy")
-def _softmax(scores, factor, low, high):
-    """Scores of positions low … high - 1 become exponentials; (largest score, sum of exponentials)."""
-    f, outside = splat_f32(factor), splat_f32(_MINUS_INFINITY)
-    first, last = splat_i32(low), splat_i32(high)
-    begin, end = low // 16, (high + 15) // 16
-    largest = outside
-    for tile in range(begin, end):
-        position = add(iota(), splat_i32(16 * tile))
-        inside = and_(ge(position, first), lt(position, last))
-        s = select(inside, mul(load_vf(scores + 64 * tile), f), outside)
-        store_vf(scores + 64 * tile, s)
-        largest = max_(largest, s)
-    top = hmax(largest)
-    shift = splat_f32(top)
-    total = zero_f32()
-    for tile in range(begin, end):
-        p = exp(sub(load_vf(scores + 64 * tile), shift))
-        store_vf(scores + 64 * tile, p)
-        total = add(total, p)
-    return top, hsum(total)
-
-
-@njit(error_model="numpy", forceinline=True)
-def _merge(head_dim, state, chunk_top, chunk_sum, chunk_out, out):
-    """Combine a chunk with what the earlier ones gave. state: f32 (largest, sum), sum below 0 before the first."""
-    top, total = load_f32(state), load_f32(state + 4)
-    if total < np.float32(0.0):
-        store_f32(state, chunk_top)
-        store_f32(state + 4, chunk_sum)
-        for at in range(0, head_dim, 16):
-            store_vf(out + 4 * at, load_vf(chunk_out + 4 * at))
-        return
-    new_top = max_(top, chunk_top)
-    old_factor = exp_scalar(np.float32(top - new_top))
-    new_factor = exp_scalar(np.float32(chunk_top - new_top))
-    store_f32(state, new_top)
-    store_f32(state + 4, fma(chunk_sum, new_factor, np.float32(total * old_factor)))
-    old, new = splat_f32(old_factor), splat_f32(new_factor)
-    for at in range(0, head_dim, 16):
-        store_vf(out + 4 * at, fma(load_vf(chunk_out + 4 * at), new, mul(load_vf(out + 4 * at), old)))
-
-
-@njit(error_model="numpy")
-def _draft_scores(queries, keys, key_bytes, path, n, head_dim, scores):
-    """Scores of four query vectors against `n` draft rows, each over the columns in order as a lane of a tile does it.
-
-    Eight sums, of two rows, go on side by side: one after the other would wait for every product.
-    """
-    q0, q1 = load_i64(queries), load_i64(queries + 8)
-    q2, q3 = load_i64(queries + 16), load_i64(queries + 24)
-    for k in range(0, n, 2):
-        second = min(k + 1, n - 1)
-        a = keys + load_i64(path + 8 * k) * key_bytes
-        b = keys + load_i64(path + 8 * second) * key_bytes
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0.0)
-        for d in range(0, 4 * head_dim, 4):
-            x0, x1, x2, x3 = load_f32(q0 + d), load_f32(q1 + d), load_f32(q2 + d), load_f32(q3 + d)
-            y, z = load_f32(a + d), load_f32(b + d)
-            a0, a1, a2, a3 = fma(x0, y, a0), fma(x1, y, a1), fma(x2, y, a2), fma(x3, y, a3)
-            b0, b1, b2, b3 = fma(x0, z, b0), fma(x1, z, b1), fma(x2, z, b2), fma(x3, z, b3)
-        at, to = scores + 4 * k, scores + 4 * second
-        store_f32(at, a0)
-        store_f32(at + _SCORE_BYTES, a1)
-        store_f32(at + 2 * _SCORE_BYTES, a2)
-        store_f32(at + 3 * _SCORE_BYTES, a3)
-        store_f32(to, b0)
-        store_f32(to + _SCORE_BYTES, b1)
-        store_f32(to + 2 * _SCORE_BYTES, b2)
-        store_f32(to + 3 * _SCORE_BYTES, b3)
-
-
-@njit(error_model="numpy")
-def _weigh_drafts(weights, values, value_bytes, path, n, head_dim, out):
-    for k in range(n):
-        value = values + load_i64(path + 8 * k) * value_bytes
-        w = splat_f32(load_f32(weights + 4 * k))
-        for at in range(0, head_dim, 16):
-            store_vf(out + 4 * at, fma(w, load_vf(value + 4 * at), load_vf(out + 4 * at)))
-
 
 # Scratch of up to four query vectors, by offsets from one address. LOW, HIGH: positions seen, from … up to.
 _QUERY, _TARGET, _LOW, _HIGH, _STATE, _CHUNK_STATE = 0, 32, 64, 96, 128, 160
@@ -219,6 +83,7 @@ def _begin(args, record, kv_head, first_vector, count, scratch):
     """Fill in the scratch of vectors first_vector …: v is row v // group, query head v % group of the key head."""
     group, head_dim, window = load_i64(args + 40), load_i64(args + 48), load_i64(args + 64)
     row0, start, first = load_i64(record), load_i64(record + 16), load_i64(args + 120)
+    held, paths, are_drafts = load_i64(record + 32), load_i64(record + 40), load_i64(record + 48)
     for k in range(GROUP_VECTORS):
         vector = first_vector + (k if k < count else 0)
         row = vector // group
@@ -226,7 +91,7 @@ def _begin(args, record, kv_head, first_vector, count, scratch):
         at = scratch + 8 * k
         store_i64(at + _QUERY, load_i64(args) + (row0 + row) * load_i64(args + 8) + column)
         store_i64(at + _TARGET, load_i64(args + 16) + (row0 + row) * load_i64(args + 24) + column)
-        high = start + row + 1
+        high = held + load_i64(paths + 16 * row + 8) if are_drafts != 0 else start + row + 1
         store_i64(at + _LOW, max(first, high - window) if window > 0 else first)
         store_i64(at + _HIGH, high)
         store_f32(at + _STATE + 4, np.float32(-1.0))
@@ -263,22 +128,22 @@ def _intersection(scratch, count, base, end):
 def _weigh_block(cache, scratch, count, values, head_dim, base, end):
     """Weighted values of a block: what all vectors see is shared; before and after it come what single ones see."""
     low, high = _intersection(scratch, count, base, end)
-    zero_bytes(scratch + _CHUNK_OUT, GROUP_VECTORS * _OUT_BYTES)
+    zero_bytes(scratch + _CHUNK_OUT, GROUP_VECTORS * OUT_BYTES)
     if low > 0:
         for k in range(count):
             here, there = _part(scratch + 8 * k, base, end)
             there = min(there, low)
             if here < there:
-                weights, out = scratch + _SCORES + _SCORE_BYTES * k, scratch + _CHUNK_OUT + _OUT_BYTES * k
-                _weigh_one(cache, weights, values, head_dim, here, there - here, out)
+                weights, out = scratch + _SCORES + SCORE_BYTES * k, scratch + _CHUNK_OUT + OUT_BYTES * k
+                weigh_one(cache, weights, values, head_dim, here, there - here, out)
     if low < high:
-        _weigh_four(cache, scratch + _SCORES, values, head_dim, low, high - low, scratch + _CHUNK_OUT)
+        weigh_four(cache, scratch + _SCORES, values, head_dim, low, high - low, scratch + _CHUNK_OUT)
     if high < CHUNK:
         for k in range(count):
             here, there = _part(scratch + 8 * k, base, end)
             if max(here, high) < there:
-                weights, out = scratch + _SCORES + _SCORE_BYTES * k, scratch + _CHUNK_OUT + _OUT_BYTES * k
-                _weigh_one(cache, weights, values, head_dim, high, there - high, out)
+                weights, out = scratch + _SCORES + SCORE_BYTES * k, scratch + _CHUNK_OUT + OUT_BYTES * k
+                weigh_one(cache, weights, values, head_dim, high, there - high, out)
 
 
 @njit(error_model="numpy")
@@ -287,7 +152,7 @@ def _soften(scratch, count, factor, base):
     for k in range(count):
         low, high = _part(scratch + 8 * k, base, base + CHUNK)
         if low < high:
-            top, total = _softmax(scratch + _SCORES + _SCORE_BYTES * k, factor, low, high)
+            top, total = softmax(scratch + _SCORES + SCORE_BYTES * k, factor, low, high)
             store_f32(scratch + 8 * k + _CHUNK_STATE, top)
             store_f32(scratch + 8 * k + _CHUNK_STATE + 4, total)
 
@@ -297,18 +162,34 @@ def _combine(scratch, count, head_dim, base):
     for k in range(count):
         low, high = _part(scratch + 8 * k, base, base + CHUNK)
         if low < high:
-            _merge(
+            merge(
                 head_dim,
                 scratch + 8 * k + _STATE,
                 load_f32(scratch + 8 * k + _CHUNK_STATE),
                 load_f32(scratch + 8 * k + _CHUNK_STATE + 4),
-                scratch + _CHUNK_OUT + _OUT_BYTES * k,
-                scratch + _OUT + _OUT_BYTES * k,
+                scratch + _CHUNK_OUT + OUT_BYTES * k,
+                scratch + _OUT + OUT_BYTES * k,
             )
 
 
 @njit(error_model="numpy")
-def _attend(cache, args, record, kv_head, count, scratch):
+def _whole_range(scratch, count):
+    """The least and largest ends of what the vectors see."""
+    low, high = load_i64(scratch + _LOW), load_i64(scratch + _HIGH)
+    for k in range(1, count):
+        low, high = min(low, load_i64(scratch + 8 * k + _LOW)), max(high, load_i64(scratch + 8 * k + _HIGH))
+    return low, high
+
+
+@njit(error_model="numpy")
+def _draft_part(vector, held, base):
+    """(first draft that a vector sees in a chunk, counted from `held`; their number)."""
+    first = max(held, base, load_i64(vector + _LOW))
+    return first - held, min(load_i64(vector + _HIGH), base + CHUNK) - first
+
+
+@njit(error_model="numpy")
+def _attend(cache, args, record, kv_head, first_vector, count, scratch):
     """Up to four vectors. A draft's path goes on behind the blocks, in rows of this step; the chunks are the same."""
     head_dim, factor = load_i64(args + 48), np.float32(load_f64(args + 56))
     size, table = element_bytes(cache), load_i64(record + 24)
@@ -316,8 +197,9 @@ def _attend(cache, args, record, kv_head, count, scratch):
     row_bytes = 4 * head_dim * load_i64(args + 32)
     draft_keys = load_i64(args + 104) + 4 * head_dim * kv_head
     draft_values = load_i64(args + 112) + 4 * head_dim * kv_head
-    least, most = load_i64(scratch + _LOW), load_i64(scratch + 8 * (count - 1) + _HIGH)
-    held = load_i64(record + 32) if load_i64(record + 48) > 0 else most
+    paths, are_drafts, group = load_i64(record + 40), load_i64(record + 48) != 0, load_i64(args + 40)
+    least, most = _whole_range(scratch, count)
+    held = load_i64(record + 32) if are_drafts else most
     first_chunk = max(least // CHUNK, load_i64(record + 56))
     end_chunk = min((most + CHUNK - 1) // CHUNK, load_i64(record + 64))
     for chunk in range(first_chunk, end_chunk):
@@ -328,20 +210,25 @@ def _attend(cache, args, record, kv_head, count, scratch):
             keys += load_i32(table + 4 * chunk) * load_i64(args + 96)
         low, high = _union(scratch, count, base, end)
         if low < high:
-            _scores(cache, scratch + _QUERY, keys, head_dim, low // 16, (high + 15) // 16, scratch + _SCORES)
-        first = max(held, base, least)
-        n_drafts = max(0, min(most, base + CHUNK) - first)
-        path = load_i64(record + 40) + 8 * (first - held)
-        shift = 4 * (first - base)
-        if n_drafts > 0:
-            at = scratch + _SCORES + shift
-            _draft_scores(scratch + _QUERY, draft_keys, row_bytes, path, n_drafts, head_dim, at)
+            score_chunk(cache, scratch + _QUERY, keys, head_dim, low // 16, (high + 15) // 16, scratch + _SCORES)
+        drafts_here = are_drafts and base + CHUNK > held
+        if drafts_here:
+            for k in range(count):
+                first, n = _draft_part(scratch + 8 * k, held, base)
+                if n > 0:
+                    path = load_i64(paths + 16 * ((first_vector + k) // group)) + 8 * first
+                    at = scratch + _SCORES + SCORE_BYTES * k + 4 * (held + first - base)
+                    query = load_i64(scratch + 8 * k + _QUERY)
+                    draft_scores(query, draft_keys, row_bytes, path, n, head_dim, at)
         _soften(scratch, count, factor, base)
         _weigh_block(cache, scratch, count, keys + size * CHUNK * head_dim, head_dim, base, end)
-        if n_drafts > 0:
+        if drafts_here:
             for k in range(count):
-                weights, out = scratch + _SCORES + _SCORE_BYTES * k + shift, scratch + _CHUNK_OUT + _OUT_BYTES * k
-                _weigh_drafts(weights, draft_values, row_bytes, path, n_drafts, head_dim, out)
+                first, n = _draft_part(scratch + 8 * k, held, base)
+                path = load_i64(paths + 16 * ((first_vector + k) // group)) + 8 * first
+                weights = scratch + _SCORES + SCORE_BYTES * k + 4 * (held + first - base)
+                out = scratch + _CHUNK_OUT + OUT_BYTES * k
+                weigh_drafts(weights, draft_values, row_bytes, path, n, head_dim, out)
         _combine(scratch, count, head_dim, base)
 
 
@@ -359,7 +246,7 @@ def _put_out(args, record, kv_head, first_vector, count, scratch):
     group, head_dim = load_i64(args + 40), load_i64(args + 48)
     part = load_i64(record + 72)
     for k in range(count):
-        state, out = scratch + 8 * k + _STATE, scratch + _OUT + _OUT_BYTES * k
+        state, out = scratch + 8 * k + _STATE, scratch + _OUT + OUT_BYTES * k
         if part == 0:
             _finish(state, out, load_i64(scratch + 8 * k + _TARGET), head_dim)
         else:
@@ -381,7 +268,7 @@ def _attention(cache, args, begin, end):
         while vector < n_vectors:
             count = min(GROUP_VECTORS, n_vectors - vector)
             _begin(args, record, kv_head, vector, count, scratch)
-            _attend(cache, args, record, kv_head, count, scratch)
+            _attend(cache, args, record, kv_head, vector, count, scratch)
             _put_out(args, record, kv_head, vector, count, scratch)
             vector += count
 
@@ -402,7 +289,7 @@ def attention_f32(args, begin, end):
 def merge_attention(args, begin, end):
     """Rows from their parts: the sequence of `_merge` that one thread would have gone through."""
     heads, head_dim, records = load_i64(args + 16), load_i64(args + 24), load_i64(args + 32)
-    state, out = opaque(stack_bytes(64)), opaque(stack_bytes(_OUT_BYTES))
+    state, out = opaque(stack_bytes(64)), opaque(stack_bytes(OUT_BYTES))
     for item in range(begin, end):
         number = item // heads
         head = item - number * heads
@@ -412,7 +299,7 @@ def merge_attention(args, begin, end):
         for _ in range(load_i64(record + 8)):
             total = load_f32(part + 4)
             if total >= np.float32(0.0) or total != total:
-                _merge(head_dim, state, load_f32(part), total, part + 4 * PART_HEADER, out)
+                merge(head_dim, state, load_f32(part), total, part + 4 * PART_HEADER, out)
             part += load_i64(record + 24)
         target = load_i64(args) + load_i64(record) * load_i64(args + 8) + 4 * head_dim * head
         _finish(state, out, target, head_dim)

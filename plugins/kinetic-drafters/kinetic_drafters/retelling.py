@@ -1,0 +1,219 @@
+"""Guesses from a text that tells the same in another form: its next words, in the form that the answer has so far.
+
+Tokens are guessed from tokens as long as that is sure. Where it is not, and a word begins, the words that follow in
+the retold text are put in, cut into tokens as they stand here, and the tokens go on behind them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from kinetic_core.errors import RequestError
+from kinetic_core.interfaces import Draft, DraftTree, TokenTexts
+from kinetic_drafters.words import RUN, WORD, WordIndex
+
+SURE = 0.8
+"""A guess of this estimate is not looked at."""
+ESTIMATE_WITHIN = 0.9
+"""The same of the tokens of these words after the first."""
+FORM_ESTIMATES = (0.9, 0.75)
+"""How likely a token is that stood behind other words in the same form: one without a word, and one with."""
+LONGEST_WORDS = 16
+"""Tokens within which words that are replaced have to end."""
+LEAST_REACHED = 0.1
+"""Places that are reached with a lower estimated probability are not looked at."""
+MOST_PUT_IN = 4
+"""Words that are put in one after the other, with tokens between them."""
+MOST_READ = 4096
+"""Tokens whose text is taken in at a time."""
+MOST_KEPT = 1024
+"""Words whose tokens are kept."""
+
+Continue = Callable[[Sequence[int], int], Draft | None]
+"""(tokens guessed, most more) -> what may follow these tokens."""
+
+
+class Sketch:
+    """A draft that grows. shares[i]: how likely token i is, given its parent."""
+
+    def __init__(self, draft: Draft | None) -> None:
+        self.token_ids: list[int] = []
+        self.parents: list[int] = []
+        self.shares: list[float] = []
+        self._children: dict[int, list[int]] = {}
+        self.graft(-1, draft)
+
+    def add(self, parent: int, token: int, share: float) -> int:
+        """A guess after `parent`; its number."""
+        children = self._children.setdefault(parent, [])
+        for child in children:
+            if self.token_ids[child] == token:
+                self.shares[child] = max(self.shares[child], share)
+                return child
+        children.append(len(self.token_ids))
+        self.token_ids.append(token)
+        self.parents.append(parent)
+        self.shares.append(share)
+        return children[-1]
+
+    def graft(self, parent: int, draft: Draft | None) -> None:
+        """Another draft after `parent`."""
+        if draft is None:
+            return
+        own: list[int] = []
+        for token, above, share in zip(draft.tree.token_ids, draft.tree.parents, draft.expected, strict=True):
+            own.append(self.add(parent if above < 0 else own[above], token, share))
+
+    def likeliest(self, node: int) -> int:
+        """The likeliest guess after `node`; -1: none."""
+        return max(self._children.get(node, ()), key=lambda child: self.shares[child], default=-1)
+
+    def best(self, most: int) -> Draft | None:
+        """The `most` guesses that are likeliest to be reached, as a draft."""
+        chances: list[float] = []
+        for parent, share in zip(self.parents, self.shares, strict=True):
+            chances.append(share if parent < 0 else chances[parent] * share)
+        # Stable, and a guess is never likelier than what it follows: parents come along.
+        nodes = sorted(sorted(range(len(chances)), key=lambda node: -chances[node])[:most])
+        place = {node: number for number, node in enumerate(nodes)}
+        tree = DraftTree(
+            tuple(self.token_ids[node] for node in nodes),
+            tuple(place.get(self.parents[node], -1) for node in nodes),
+        )
+        return Draft(tree, tuple(self.shares[node] for node in nodes)) if nodes else None
+
+
+class Retelling:
+    """One sequence's words, and drafts with the words that follow where its last ones stood before."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._index = WordIndex()
+        self._n_read = 0
+        self._tokens_of: dict[tuple[bytes, bytes], list[int]] = {}
+
+    def improved(
+        self, draft: Draft | None, tokens: array[int], ahead: int, follow: Continue, max_tokens: int
+    ) -> Draft | None:
+        """A draft, with words put in.
+
+        tokens: the sequence's. ahead: index among them of the one that the draft's likeliest guesses begin with, their
+        number if there is none. follow: gives what may follow guesses.
+        """
+        if not self._read(tokens) or (draft is not None and min(draft.expected) >= SURE):
+            return draft
+        sketch = Sketch(draft)
+        path: list[int] = []
+        node, n_put_in, chance = -1, 0, 1.0
+        while len(path) < max_tokens and chance >= LEAST_REACHED:
+            child = sketch.likeliest(node)
+            if child < 0 or tokens[ahead : ahead + 1] != array("i", [sketch.token_ids[child]]):
+                ahead = len(tokens)
+            share: float = 0.0
+            words: Sequence[int] = ()
+            if child < 0 or sketch.shares[child] < SURE:
+                share, words = self._next_words(sketch, child, tokens, path)
+            leaf = node
+            for token in words:
+                leaf = sketch.add(leaf, token, share if leaf == node else ESTIMATE_WITHIN)
+            if words and n_put_in < MOST_PUT_IN and (child < 0 or share > sketch.shares[child]):
+                n_put_in += 1
+                chance *= share * ESTIMATE_WITHIN ** (len(words) - 1)
+                path.extend(words)
+                node = leaf
+                ahead = self._behind_word(tokens, ahead)
+                room = max_tokens - len(path)
+                if ahead < len(tokens):
+                    sketch.graft(leaf, self._form(tokens[ahead : ahead + room]))
+                elif room > 0:
+                    sketch.graft(leaf, follow(path, room))
+                continue
+            if child < 0:
+                break
+            node = child
+            chance *= sketch.shares[child]
+            path.append(sketch.token_ids[child])
+            ahead += 1
+        return sketch.best(max_tokens)
+
+    def _behind_word(self, tokens: array[int], at: int) -> int:
+        """Index of the token behind the words that stand at `at`; the number of tokens where none ends there."""
+        text, ends = b"", []
+        for token in tokens[at : at + LONGEST_WORDS]:
+            text += self._bytes(token)
+            ends.append(len(text))
+        first = WORD.search(text)
+        words = RUN.match(text, first.start()) if first is not None else None
+        if words is None or words.end() not in ends:
+            return len(tokens)
+        return at + ends.index(words.end()) + 1
+
+    def _form(self, tokens: Sequence[int]) -> Draft:
+        """A chain of what stood behind other words in this form. Where a word begins it is less sure."""
+        shares = tuple(FORM_ESTIMATES[WORD.search(self._bytes(token)) is not None] for token in tokens)
+        return Draft(DraftTree.chain(tokens), shares)
+
+    def _read(self, tokens: array[int]) -> bool:
+        """Take in text that came since; False where some is left."""
+        new = tokens[self._n_read : self._n_read + MOST_READ]
+        self._index.text += b"".join(map(self._bytes, new))
+        self._n_read += len(new)
+        return self._index.update() and self._n_read == len(tokens)
+
+    def _bytes(self, token: int) -> bytes:
+        try:
+            return self._texts.token_bytes(token)
+        except RequestError:  # the output layer may have more rows than the tokenizer has tokens
+            return b""
+
+    def _next_words(
+        self, sketch: Sketch, child: int, tokens: array[int], path: Sequence[int]
+    ) -> tuple[float, Sequence[int]]:
+        """(estimate, tokens) of other words than those that begin with the guess `child` after the guesses `path`."""
+        ahead = self._bytes(sketch.token_ids[child]) if child >= 0 else b""
+        first = WORD.search(ahead)
+        if child >= 0 and first is None:
+            return 0.0, ()  # another word does not begin here
+        lead = ahead[: first.start()] if first is not None else b""
+        guessed = b"".join(map(self._bytes, path))
+        before = guessed or self._index.text
+        if path and not lead and WORD.match(before[-1:]):
+            return 0.0, ()  # nor within one that was guessed
+        for found in self._index.following(guessed + lead)[:2]:
+            new = lead + found.words[len(found.begun) :]
+            while child >= 0 and len(ahead) < len(new):
+                child = sketch.likeliest(child)
+                ahead += self._bytes(sketch.token_ids[child]) if child >= 0 else b""
+            if ahead and (ahead.startswith(new) or new.startswith(ahead)):
+                continue
+            behind = found.begun or self._bytes(path[-1] if path else tokens[-1])
+            return found.estimate, self._encoded(behind, new)
+        return 0.0, ()
+
+    def _encoded(self, behind: bytes, new: bytes) -> Sequence[int]:
+        """Tokens of `new` after `behind`; none where no border between tokens lies between them."""
+        known = self._tokens_of.get((behind, new))
+        if known is None:
+            known = self._cut(behind, new) or (self._cut(b"", new) if behind else [])
+            if len(self._tokens_of) == MOST_KEPT:
+                self._tokens_of.clear()
+            self._tokens_of[behind, new] = known
+        return known
+
+    def _cut(self, behind: bytes, new: bytes) -> list[int]:
+        try:
+            tokens = self._texts.encode((behind + new).decode("utf-8", "ignore"), add_bos=False)
+        except RequestError:
+            return []
+        left = len(new)
+        for at in range(len(tokens) - 1, -1, -1):
+            left -= len(self._bytes(tokens[at]))
+            if left <= 0:
+                return tokens[at:] if left == 0 else []
+        return []
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory, about."""
+        return self._index.held_bytes + 300 * len(self._tokens_of)

@@ -1,0 +1,208 @@
+"""Words put into drafts, cut into tokens as they stand in the answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from kinetic_drafters import retelling as module
+from kinetic_drafters.context import ContextDrafter
+from kinetic_drafters.retelling import SURE, Retelling, Sketch
+
+from kinetic_core.engine.drafting import Drafting
+from kinetic_core.errors import RequestError
+from kinetic_core.interfaces import Draft, DraftTree
+
+PEOPLE = (("Anna Berg", "nurse", "Oslo"), ("Paul Mendes", "baker", "Porto"), ("Amina Yusuf", "pilot", "Mombasa"))
+LINES = "".join(f"name: {name}; job: {job}; city: {city}\n" for name, job, city in PEOPLE)
+FILLED = [json.dumps({"name": name, "job": job, "city": city}) + "\n" for name, job, city in PEOPLE]
+
+PIECES = ["name", "job", "city", " nurse", " baker", " pilot", "nur", "se", "ba", "ker", "pi", "lot", '": "', '", "']
+PIECES += [" Anna", " Berg", "Anna", " Paul", "Paul", " Mendes", "Amina", " Yusuf", " Oslo", "Os", "lo", '{"', '"}\n']
+UNWRITTEN = 900
+"""A token of the output layer that the tokenizer does not have."""
+
+
+class Texts:
+    """Longest piece first, else single bytes (ids 0 to 255). space: one is put before every text."""
+
+    def __init__(self, space: bool = False) -> None:
+        self.pieces = [bytes([byte]) for byte in range(256)] + [piece.encode() for piece in PIECES]
+        self.longest_first = sorted(range(len(self.pieces)), key=lambda token: -len(self.pieces[token]))
+        self.space = space
+        self.encoded: list[str] = []
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id >= len(self.pieces):
+            raise RequestError("no such token", field="prompt")
+        return self.pieces[token_id]
+
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        assert add_bos is False
+        if "\U00010330" in text:
+            raise RequestError("cannot be expressed", field="prompt")
+        self.encoded.append(text)
+        data, tokens = (" " * self.space + text).encode(), []
+        while data:
+            token = next(token for token in self.longest_first if data.startswith(self.pieces[token]))
+            tokens.append(token)
+            data = data[len(self.pieces[token]) :]
+        return tokens
+
+    def tokens(self, text: str) -> list[int]:
+        """As a model would write it, without a space before."""
+        return Texts().encode(text, add_bos=False)
+
+
+def drafter_after(texts: Texts, tokens: Sequence[int]) -> ContextDrafter:
+    drafter = ContextDrafter()
+    drafter.read_texts(texts)
+    drafter.begin(1, tokens)
+    return drafter
+
+
+def likeliest(draft: Draft | None) -> list[int]:
+    """The tokens of the path that takes the likeliest guess at each place."""
+    found: list[int] = []
+    node = -1
+    while draft is not None:
+        children = [child for child, parent in enumerate(draft.tree.parents) if parent == node]
+        if not children:
+            break
+        node = max(children, key=lambda child: draft.expected[child])
+        found.append(draft.tree.token_ids[node])
+    return found
+
+
+def guessed_text(texts: Texts, text: str, most: int = 12) -> str:
+    draft = drafter_after(texts, texts.tokens(text)).propose(1, most)
+    return b"".join(map(texts.token_bytes, likeliest(draft))).decode()
+
+
+@pytest.mark.parametrize("space", [False, True])
+def test_a_word_is_cut_as_it_stands_in_the_answer(space: bool) -> None:
+    texts = Texts(space)
+    text = LINES + '{"name": "Anna Berg", "job": "'
+    draft = drafter_after(texts, texts.tokens(text)).propose(1, 2)
+    assert texts.tokens(" nurse") == [256 + PIECES.index(" nurse")]  # another token behind a space
+    assert likeliest(draft) == [256 + PIECES.index("nur"), 256 + PIECES.index("se")]
+
+
+def test_without_a_tokenizer_there_are_no_words() -> None:
+    texts = Texts()
+    tokens = texts.tokens(LINES + '{"name": "Anna Berg", "job": "')
+    drafter = ContextDrafter()
+    drafter.begin(1, tokens)
+    draft = drafter.propose(1, 4)
+    assert draft is None or 256 + PIECES.index("nur") not in draft.tree.token_ids
+
+
+def test_tokens_and_words_in_turn() -> None:
+    text = LINES + "".join(FILLED[:2]) + '{"name": "'
+    assert guessed_text(Texts(), text, 31).startswith('Amina Yusuf", "job": "pilot", "city": "Mombasa"}\n')
+
+
+def test_a_word_that_is_begun_goes_on() -> None:
+    text = LINES + FILLED[0] + '{"name": "Paul Mendes", "job": "ba'
+    assert guessed_text(Texts(), text).startswith("ker")
+
+
+def test_a_guess_with_a_space_before_it() -> None:
+    texts = Texts()
+    text = "".join(FILLED) + "name: Anna Berg; job: nurse; city: Oslo\nname: Paul Mendes; job:"
+    assert guessed_text(texts, text).startswith(" baker; city: ")
+    draft = drafter_after(texts, texts.tokens(text)).propose(1, 1)
+    assert likeliest(draft) == [256 + PIECES.index(" baker")]
+
+
+def test_no_border_between_tokens_no_guess() -> None:
+    texts = Texts()
+    text = LINES + '{"name": "Anna Berg", "job": "n'
+    texts.pieces.append(b'"nurse')  # now the quote and the word are one token, and "nurse" alone cannot be cut so
+    texts.longest_first.insert(0, len(texts.pieces) - 1)
+    assert Retelling(texts)._cut(b'"', b"nurse") == []
+    assert Retelling(texts)._encoded(b'"', b"nurse") == texts.tokens("nurse")
+    assert guessed_text(texts, text).startswith("urse")
+
+
+def test_what_is_sure_is_not_looked_at() -> None:
+    texts = Texts()
+    verbatim = "The quick brown fox jumps over the lazy dog, and then it sleeps until the evening comes.\n"
+    drafter = drafter_after(texts, texts.tokens(verbatim + verbatim + verbatim[:40]))
+    texts.encoded.clear()
+    draft = drafter.propose(1, 8)
+    assert draft is not None and min(draft.expected) >= SURE and texts.encoded == []
+
+
+def test_tokens_and_texts_that_a_tokenizer_does_not_have() -> None:
+    texts = Texts()
+    drafter = drafter_after(texts, [*texts.tokens(LINES), UNWRITTEN, *texts.tokens('{"name": "Anna Berg", "job": "')])
+    assert likeliest(drafter.propose(1, 2)) == texts.tokens("nurse")
+    inexpressible = "a b \U00010330d\na b ".encode()  # a letter
+    drafter_after(texts, [*inexpressible, UNWRITTEN]).propose(1, 8)
+    assert Retelling(texts)._encoded(b"", "\U00010330".encode()) == []
+
+
+def test_drafts_fit_whatever_the_text_is() -> None:
+    source, texts = random.Random(3), Texts()
+    drafter = drafter_after(texts, texts.tokens(LINES))
+    for turn in range(300):
+        piece = source.choice([*FILLED, LINES[: source.randrange(60)], "x y, ", "\n", '"', "n", "\u00e9", "|"])
+        drafter.committed(1, texts.tokens(piece)[: source.randrange(1, 12)])
+        most = source.choice([1, 2, 5, 31])
+        draft = drafter.propose(1, most)
+        if draft is None:
+            continue
+        tree = draft.tree
+        assert 1 <= len(tree.token_ids) == len(tree.parents) == len(draft.expected) <= most, turn
+        assert all(-1 <= parent < node for node, parent in enumerate(tree.parents))
+        assert all(0 <= share <= 1 for share in draft.expected)
+        siblings = list(zip(tree.parents, tree.token_ids, strict=True))
+        assert len(set(siblings)) == len(siblings)
+
+
+def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_READ", 50)
+    texts = Texts()
+    tokens = array("i", texts.tokens(LINES + '{"name": "Anna Berg", "job": "'))
+    retelling = Retelling(texts)
+    drafts = [
+        retelling.improved(None, tokens, len(tokens), lambda _guessed, _most: None, 4)
+        for _ in range(-(-len(tokens) // 50))
+    ]
+    assert len(drafts) > 1 and drafts[:-1] == [None] * (len(drafts) - 1)
+    assert likeliest(drafts[-1]) == texts.tokens("nurse")
+
+
+def test_kept_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_KEPT", 8)
+    texts = Texts()
+    retelling = Retelling(texts)
+    for number in range(50):
+        retelling._encoded(b'"', b"%d" % number)
+        assert len(retelling._tokens_of) <= 8
+    texts.encoded.clear()
+    retelling._encoded(b'"', b"49")
+    assert texts.encoded == []  # kept
+    assert retelling.held_bytes > 0
+
+
+def test_a_sketch_keeps_the_likeliest_with_their_parents() -> None:
+    sketch = Sketch(Draft(DraftTree((1, 2, 3), (-1, 0, -1)), (0.5, 0.9, 0.3)))
+    assert sketch.likeliest(-1) == 0 and sketch.likeliest(1) == -1
+    assert sketch.add(-1, 3, 0.6) == 2  # the same guess again, thought to be likelier
+    assert sketch.likeliest(-1) == 2
+    sketch.graft(2, Draft(DraftTree((7, 8), (-1, 0)), (0.5, 0.1)))
+    assert sketch.best(9) == Draft(DraftTree((1, 2, 3, 7, 8), (-1, 0, -1, 2, 3)), (0.5, 0.9, 0.6, 0.5, 0.1))
+    assert sketch.best(3) == Draft(DraftTree((1, 2, 3), (-1, 0, -1)), (0.5, 0.9, 0.6))
+    assert Sketch(None).best(4) is None
+
+
+def test_the_engine_hands_on_its_tokenizer() -> None:
+    texts, drafter = Texts(), ContextDrafter()
+    Drafting({"context": drafter}, None, 300, 100, texts=texts)  # type: ignore[arg-type]
+    drafter.begin(1, texts.tokens(LINES + '{"name": "Anna Berg", "job": "'))
+    assert likeliest(drafter.propose(1, 2)) == texts.tokens("nurse")
