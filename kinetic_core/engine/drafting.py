@@ -139,8 +139,10 @@ class Drafting:
         }
         for source in list(self._sources):
             self._call(source, "begin", sequence.number, request.prompt_ids, request.salt)
-        if parent is not None:
-            self._begun.append((sequence, parent))
+        if parent is not None and parent.is_drafted:
+            for source in self._of(runs_model=False):
+                self._call(source, "forked", sequence.number, parent.number)
+            self._begun.append((sequence, parent))  # who reads states is told once they are there
 
     def chosen(self, sequence: Sequence, token: int) -> None:
         """A token became part of a sequence's answer."""
@@ -377,7 +379,7 @@ class Drafting:
                 self._call(source, "stepped", steps)
         for sequence, parent in self._begun:
             if sequence.is_drafted and parent.is_drafted and sequence.state is not None:
-                for source in list(self._sources):
+                for source in self._of(runs_model=True):
                     self._call(source, "forked", sequence.number, parent.number)
         self._begun.clear()
 

@@ -113,7 +113,10 @@ class Drafter(ABC):
         """A sequence starts with these tokens, its prompt. `salt` keeps what is learned apart per tenant."""
 
     def forked(self, sequence_id: int, parent_id: int) -> None:  # noqa: B027 - optional
-        """A sequence that just began shares all that was run of another: the same tokens, hidden states and blocks."""
+        """A sequence that just began shares all that was run of another: the same tokens, hidden states and blocks.
+
+        Both are of one request. Called right after `begin`; where `reads_hidden`, after the step's `stepped`.
+        """
 
     @abstractmethod
     def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:

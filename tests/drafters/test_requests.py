@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kinetic_drafters.requests import SLICE, TENANT_BYTES, RequestsDrafter
+from kinetic_drafters.learner import SLICE
+from kinetic_drafters.requests import RequestsDrafter
+from kinetic_drafters.tenants import TENANT_BYTES
+from requests_support import after, learn, random_tokens, tokens_of
 
 from kinetic_core.interfaces import Draft
-
-
-def random_tokens(seed: int | str, n: int, vocabulary: int = 49_152) -> list[int]:
-    source = random.Random(seed)
-    return [source.randrange(vocabulary) for _ in range(n)]
-
-
-IDS = itertools.count(1_000_000)
-
-
-def learn(drafter: RequestsDrafter, tokens: Sequence[int], salt: str = "", sequence: int = 1000) -> None:
-    """A request with these tokens comes and goes."""
-    drafter.begin(sequence, tokens, salt)
-    drafter.end(sequence)
-
-
-def after(drafter: RequestsDrafter, tokens: Sequence[int], salt: str = "", max_tokens: int = 8) -> Draft | None:
-    """What a request is proposed after these tokens; it stays."""
-    sequence = next(IDS)
-    drafter.begin(sequence, tokens, salt)
-    return drafter.propose(sequence, max_tokens)
-
-
-def tokens_of(draft: Draft | None) -> tuple[int, ...]:
-    return () if draft is None else draft.tree.token_ids
 
 
 def test_the_second_run_of_a_request_is_drafted_to_its_end() -> None:
@@ -240,7 +216,7 @@ def test_as_many_tenants_as_the_memory_has_room_for() -> None:
 MEMORY = """
 import gc, sys, tracemalloc
 sys.path.insert(0, {folder!r})
-from test_requests import RequestsDrafter, learn, random_tokens
+from requests_support import RequestsDrafter, learn, random_tokens
 
 RequestsDrafter()
 gc.collect()
@@ -320,6 +296,8 @@ def test_wrong_use() -> None:
         lambda: drafter.propose(2, 1),
         lambda: drafter.propose_after(2, (1,), 1),
         lambda: drafter.end(2),
+        lambda: drafter.forked(1, 2),
+        lambda: drafter.forked(2, 1),
     ):
         with pytest.raises(ValueError, match="no such sequence in the drafter requests: got 2"):
             call()

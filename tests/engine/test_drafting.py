@@ -336,6 +336,18 @@ def test_choices_of_a_request_are_forks_for_the_drafters(make_engine: MakeEngine
         assert next(entry for entry in steps if entry[1] == sequence)[2] == 3  # goes on where the prompt ended
 
 
+def test_forks_are_told_at_once_to_who_reads_no_states(make_engine: MakeEngine) -> None:
+    source, reader = Source(), Reader()
+    engine = make_engine(hashed=True, drafter={"source": source, "reader": reader})
+    engine.submit(GenerationRequest((1, 2, 3), GREEDY, 1, n=3, ignore_end=True)).result()
+    (_, parent, _), *rest = source.told
+    assert [entry[0] for entry in rest] == ["begin", "forked"] * 2  # though every choice ends with its first token
+    assert all(
+        begun[1] == forked[1] and forked[2] == parent for begun, forked in zip(rest[::2], rest[1::2], strict=True)
+    )
+    assert not any(entry[0] == "forked" for entry in reader.told) and not engine.statistics()["drafter_failed"]
+
+
 def test_a_choice_that_ends_at_once_leaves_the_others_no_parent(make_engine: MakeEngine) -> None:
     first = plain_answer(make_engine, 1)[0]
     reader = Reader()

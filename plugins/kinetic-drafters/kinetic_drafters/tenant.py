@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from heapq import heapify, heappop, heappush
+from collections import OrderedDict, deque
 
 import attrs
 import numpy as np
 
 from kinetic_drafters.ngrams import LONGEST, match_length, slice_hashes, tail_hashes, view
-from kinetic_drafters.places import DOCUMENT_BITS, LEAST_BITS, MOST_BITS, PlaceTable
+from kinetic_drafters.places import DOCUMENT_BITS, GROUP, MOST_BUCKETS, WAYS, PlaceTable
 
 SIZES = (4, 8)
 """The n-grams that places are looked up by; the first is the least match."""
@@ -18,9 +17,9 @@ DOCUMENT = 1 << DOCUMENT_BITS
 """Most tokens of a document; a longer text is cut."""
 ENOUGH = 3
 """Places that make a look at shorter n-grams needless."""
-MOST_LOAD = 0.5
+MOST_LOAD = 0.4
 """Indexed tokens per entry of a table beyond which it grows, or, for want of memory, documents leave."""
-LEAST_LOAD = 0.2
+LEAST_LOAD = 0.3
 """The same below which it shrinks."""
 HELPFUL = 32
 """Tokens of later texts that a document must have held, so that it counts as helpful."""
@@ -43,20 +42,20 @@ class Document:
                from after.
     n_indexed: how many are.
     owner:     the serial number of the sequence that they come from.
+    request:   that of its request: sequences that are forks of one another have it in common.
     serial:    the later, the higher.
     slot:      the upper bits of its tokens' addresses; -1 once it has left.
-    helped:    tokens of later texts that it foretold or held already.
-    used:      the index's clock when it was last added to or helped.
+    helped:    tokens of other requests' texts that it foretold or held already.
     """
 
     tokens: array[int]
     lead: int
     owner: int
+    request: int
     serial: int
     slot: int
     n_indexed: int = 0
     helped: int = 0
-    used: int = 0
 
     @property
     def is_helpful(self) -> bool:
@@ -78,26 +77,26 @@ class TenantIndex:
     have, the one that was longest of no use. So what is new always has half of the memory to prove itself, and a flood
     of text that nobody asks for again leaves the other half alone.
 
-    clock:     tokens learned so far.
     n_indexed: tokens of the documents that are indexed; n_unproven: those of documents that have not helped.
     evictions: documents that left.
-    n_running: sequences of the tenant; kept by the index's user.
     """
 
     def __init__(self) -> None:
-        self.clock = 0
+        self.evictions = 0
+        self._serial = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        """Nothing is remembered; whatever the most was, the memory is again the least."""
         self.n_indexed = 0
         self.n_unproven = 0
-        self.n_running = 0
         self.n_documents = 0
-        self.evictions = 0
         self._documents_bytes = 0
-        self._serial = 0
         self._slots: list[Document | None] = []
         self._worth = np.zeros(16, dtype=np.uint8)  # see `Worth`: 1 for a document, 2 for a helpful one
         self._free: deque[int] = deque()
-        # By whether they are helpful: (used, serial, document), as of when it was put there.
-        self._leaving: tuple[list[tuple[int, int, Document]], ...] = ([], [])
+        # By whether they are helpful: those that were longest not added to nor of help first.
+        self._leaving: tuple[OrderedDict[Document, None], ...] = (OrderedDict(), OrderedDict())
         self.tables = [PlaceTable() for _ in SIZES]
         self._tables_bytes = sum(table.held_bytes for table in self.tables)
 
@@ -108,16 +107,16 @@ class TenantIndex:
 
     # ---- documents
 
-    def open(self, lead: array[int], owner: int) -> Document:
+    def open(self, lead: array[int], owner: int, request: int) -> Document:
         """A new document, with tokens that go before."""
         slot = self._new_slot()
         self._serial += 1
-        document = Document(lead[:], len(lead), owner, self._serial, slot, used=self.clock)
+        document = Document(lead[:], len(lead), owner, request, self._serial, slot)
         self._slots[slot] = document
         self._worth[slot] = 1
         self.n_documents += 1
         self._documents_bytes += document.held_bytes
-        heappush(self._leaving[False], (document.used, document.serial, document))
+        self._leaving[False][document] = None
         return document
 
     def _new_slot(self) -> int:
@@ -142,8 +141,7 @@ class TenantIndex:
         document.n_indexed += len(tokens)
         self.n_indexed += len(tokens)
         self.n_unproven += len(tokens) * (not document.is_helpful)
-        self.clock += len(tokens)
-        document.used = self.clock
+        self._leaving[document.is_helpful].move_to_end(document)
         self._fit_tables(limit_bytes)
         if document.slot >= 0:
             # With the first tokens the one before them: what followed it is new.
@@ -159,25 +157,24 @@ class TenantIndex:
         self._documents_bytes += document.held_bytes
 
     def helped(self, document: Document, n_tokens: int) -> None:
-        """The document foretold so many tokens of a text, or holds them already."""
+        """The document foretold so many tokens of another request's text, or holds them already."""
         was_helpful = document.is_helpful
         document.helped += n_tokens
-        document.used = self.clock
-        if document.is_helpful and not was_helpful and document.slot >= 0:
+        if document.slot < 0:
+            return
+        del self._leaving[was_helpful][document]
+        self._leaving[document.is_helpful][document] = None
+        if document.is_helpful and not was_helpful:
             self.n_unproven -= document.n_indexed
             self._worth[document.slot] = 2
-            heappush(self._leaving[True], (document.used, document.serial, document))
-            # Its entry among those that never helped is only skipped when it comes up there, which may be never.
-            unproven = self._leaving[False]
-            if len(unproven) > 2 * self.n_documents + SPARE_SLOTS:
-                unproven[:] = [entry for entry in unproven if entry[2].slot >= 0 and not entry[2].is_helpful]
-                heapify(unproven)
 
     def evict(self) -> bool:
         """Let the least useful document leave; False if there is none."""
-        document = self._least_useful()
-        if document is None:
+        if not self.n_documents:
             return False
+        unproven_first = 2 * self.n_unproven > self.n_indexed
+        leaving = self._leaving[not unproven_first] or self._leaving[unproven_first]
+        document, _ = leaving.popitem(last=False)
         self._slots[document.slot] = None
         self._worth[document.slot] = 0
         self._free.append(document.slot)
@@ -188,34 +185,26 @@ class TenantIndex:
         self._documents_bytes -= document.held_bytes
         document.tokens = array("i")  # somebody may still hold the document
         self.evictions += 1
+        if not self.n_documents:
+            self._clear()
+            return True
         for table in self.tables:
-            while table.bits > LEAST_BITS and self.n_indexed < LEAST_LOAD * table.n_entries:
-                table.halve(self._worth)
+            needed = int(self.n_indexed / (LEAST_LOAD * WAYS)) // GROUP * GROUP + GROUP
+            if needed < table.n_buckets:
+                table.shrink(needed, self._worth)
         self._tables_bytes = sum(table.held_bytes for table in self.tables)
         return True
-
-    def _least_useful(self) -> Document | None:
-        unproven_first = 2 * self.n_unproven > self.n_indexed
-        for helpful in (not unproven_first, unproven_first):
-            heap = self._leaving[helpful]
-            while heap:
-                used, _, document = heappop(heap)
-                if document.slot < 0 or document.is_helpful != helpful:
-                    continue  # it left, or is in the other heap by now
-                if document.used == used:
-                    return document
-                heappush(heap, (document.used, document.serial, document))
-        return None
 
     # ---- the tables
 
     def _fit_tables(self, limit_bytes: int) -> None:
-        """Double a table that is full, if it may be, or let documents leave until it is no longer full."""
+        """Let a table that is full grow, if it may, or documents leave until it is no longer full."""
         for table in self.tables:
             while self.n_indexed > MOST_LOAD * table.n_entries:
-                if table.bits < MOST_BITS and self.held_bytes + table.held_bytes <= limit_bytes:
-                    table.double(self._worth)
-                    self._tables_bytes += table.held_bytes // 2
+                growth_bytes = table.growth_bytes
+                if table.n_buckets < MOST_BUCKETS and self.held_bytes + growth_bytes <= limit_bytes:
+                    table.grow()
+                    self._tables_bytes += growth_bytes
                 elif not self.evict():
                     break
 
@@ -259,15 +248,20 @@ class TenantIndex:
 
         It holds at least LONGEST of them, or all; None where none does.
         """
-        least = min(LONGEST, len(tokens))
+        size, least = SIZES[-1], min(LONGEST, len(tokens))
+        if least < size:
+            return None
+        (value,) = tail_hashes(tokens[:size], SIZES[-1:])
         best = None
-        for length, document, index in self.find(tokens[: SIZES[-1]]):
-            if length < SIZES[-1]:
-                break
-            following = view(document.tokens, index + 1)
-            wanted = view(tokens, length)[: len(following)]
-            differing = np.flatnonzero(following[: len(wanted)] != wanted)
-            run = length + (int(differing[0]) if len(differing) else len(wanted))
-            if run >= least and (best is None or run > best[1]):
-                best = (document, run)
-        return best
+        for address in self.tables[-1].look_up(value):
+            document = self._slots[address >> DOCUMENT_BITS]
+            start = (address & (DOCUMENT - 1)) + 1 - size
+            # Most places are told apart here, with no more than so many tokens.
+            if document is None or start < 0 or document.tokens[start : start + least] != tokens[:least]:
+                continue
+            following = view(document.tokens, start)[: len(tokens)]
+            differing = np.flatnonzero(following != view(tokens)[: len(following)])
+            run = int(differing[0]) if len(differing) else len(following)
+            if best is None or (run, document.serial, start) > best[:3]:
+                best = (run, document.serial, start, document)
+        return None if best is None else (best[3], best[0])
