@@ -9,6 +9,7 @@ from typing import Any
 from kinetic_core.interfaces import Draft, Drafter, DrafterCapabilities, TokenTexts
 from kinetic_drafters.alignment import CREDIT, WORTH_KEEPING, Alignment
 from kinetic_drafters.continuation import Place, merged
+from kinetic_drafters.edits import LONGEST
 from kinetic_drafters.retelling import Retelling
 from kinetic_drafters.running import Running
 from kinetic_drafters.suffixes import PLACES, SuffixIndex
@@ -17,20 +18,24 @@ from kinetic_drafters.suffixes import PLACES, SuffixIndex
 class _Text(SuffixIndex):
     """One sequence's text, and where it runs alongside itself: places farther back than the index looks."""
 
-    __slots__ = ("alignment", "parted", "retelling")
+    __slots__ = ("alignment", "parted", "retelling", "since")
 
     def __init__(self, token_ids: Sequence[int], texts: TokenTexts | None) -> None:
         super().__init__(token_ids)
         self.retelling = None if texts is None else Retelling(texts)
         self.alignment: Alignment[None] | None = None
         self.parted: Alignment[None] | None = None
+        self.since = 0  # the first token that ran alongside
 
     def _follow(self) -> None:
         """See whether the text went on as where it ran alongside itself."""
         ahead = self.alignment
         if ahead is None:
             return
-        ahead.follow(self.tokens)
+        count = ahead.follow(self.tokens)
+        if self.retelling is not None:
+            first = max(self.since, ahead.at - count - LONGEST)
+            self.retelling.edits.kept(self.tokens[first : ahead.at], count)
         if ahead.at < len(self.tokens):
             self.alignment = None
             if ahead.length >= WORTH_KEEPING:
@@ -39,17 +44,22 @@ class _Text(SuffixIndex):
     def _align(self, found: dict[int, int]) -> None:
         """Add to the places found where the text runs alongside itself, and take the best for that from now on."""
         ahead = self.alignment
+        met = None
         if ahead is not None:
             found[ahead.position] = ahead.length
         elif self.parted is not None:
             met = self.parted.met_again(self.tokens, len(self.tokens) - 1)
             if met is not None:
                 position, run = met
+                if self.retelling is not None:
+                    old = self.tokens[self.parted.position + 1 : position - run + 1]
+                    self.retelling.edits.learn(old, self.tokens[self.parted.at : len(self.tokens) - run])
                 found[position] = max(found.get(position, 0), run + CREDIT)
         if found:
             length, position = max((length, position) for position, length in found.items())
             if ahead is None or position != ahead.position:
                 self.alignment = Alignment(None, self.tokens, position, length, len(self.tokens))
+                self.since = len(self.tokens) - (met[1] if met is not None and met[0] == position else length)
 
     def _following(self, position: int, guessed: Sequence[int], max_tokens: int) -> array[int]:
         """The tokens after a position, the guesses among them; at the end the text is taken to repeat itself."""

@@ -1,7 +1,8 @@
-"""Guesses from a text that tells the same in another form: its next words, in the form that the answer has so far.
+"""Guesses from a text that tells the same again, with replacements or in another form.
 
 Tokens are guessed from tokens as long as that is sure. Where it is not, and a word begins, the words that follow in
-the retold text are put in, cut into tokens as they stand here, and the tokens go on behind them.
+the retold text are put in, cut into tokens as they stand here, and the tokens go on behind them. And where tokens come
+that were replaced before, their replacement is put in.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from collections.abc import Callable, Sequence
 
 from kinetic_core.errors import RequestError
 from kinetic_core.interfaces import Draft, DraftTree, TokenTexts
+from kinetic_drafters.edits import Edits
 from kinetic_drafters.words import RUN, WORD, WordIndex
 
 SURE = 0.8
 """A guess of this estimate is not looked at."""
 ESTIMATE_WITHIN = 0.9
-"""The same of the tokens of these words after the first."""
+"""How likely the tokens of words, or of a replacement, after the first are."""
+ESTIMATE_BEHIND_EDIT = 0.92
+"""The same of those that stood behind what is replaced."""
 FORM_ESTIMATES = (0.9, 0.75)
 """How likely a token is that stood behind other words in the same form: one without a word, and one with."""
 LONGEST_WORDS = 16
 """Tokens within which words that are replaced have to end."""
 LEAST_REACHED = 0.1
 """Places that are reached with a lower estimated probability are not looked at."""
-MOST_PUT_IN = 4
-"""Words that are put in one after the other, with tokens between them."""
+MOST_WORDS = 4
+"""Places where words are put in, one after the other, with tokens between them."""
 MOST_READ = 4096
 """Tokens whose text is taken in at a time."""
 MOST_KEPT = 1024
@@ -57,6 +61,13 @@ class Sketch:
         self.shares.append(share)
         return children[-1]
 
+    def chain(self, parent: int, tokens: Sequence[int], share: float) -> int:
+        """Guesses one after the other after `parent`, the first with this share; the last one's number."""
+        for token in tokens:
+            parent = self.add(parent, token, share)
+            share = ESTIMATE_WITHIN
+        return parent
+
     def graft(self, parent: int, draft: Draft | None) -> None:
         """Another draft after `parent`."""
         if draft is None:
@@ -85,10 +96,14 @@ class Sketch:
 
 
 class Retelling:
-    """One sequence's words, and drafts with the words that follow where its last ones stood before."""
+    """One sequence's words and replacements, and drafts with them.
+
+    edits: the replacements so far; kept up by whoever sees the text run alongside itself.
+    """
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
+        self.edits = Edits()
         self._index = WordIndex()
         self._n_read = 0
         self._tokens_of: dict[tuple[bytes, bytes], list[int]] = {}
@@ -96,45 +111,52 @@ class Retelling:
     def improved(
         self, draft: Draft | None, tokens: array[int], ahead: int, follow: Continue, max_tokens: int
     ) -> Draft | None:
-        """A draft, with words put in.
+        """A draft, with words and replacements put in.
 
         tokens: the sequence's. ahead: index among them of the one that the draft's likeliest guesses begin with, their
         number if there is none. follow: gives what may follow guesses.
         """
-        if not self._read(tokens) or (draft is not None and min(draft.expected) >= SURE):
+        sure = draft is not None and min(draft.expected) >= SURE
+        if not self._read(tokens) or (sure and not self.edits.touches(tokens[ahead : ahead + max_tokens])):
             return draft
         sketch = Sketch(draft)
         path: list[int] = []
-        node, n_put_in, chance = -1, 0, 1.0
+        node, n_words, chance = -1, 0, 1.0
         while len(path) < max_tokens and chance >= LEAST_REACHED:
             child = sketch.likeliest(node)
             if child < 0 or tokens[ahead : ahead + 1] != array("i", [sketch.token_ids[child]]):
                 ahead = len(tokens)
             share: float = 0.0
-            words: Sequence[int] = ()
-            if child < 0 or sketch.shares[child] < SURE:
-                share, words = self._next_words(sketch, child, tokens, path)
-            leaf = node
-            for token in words:
-                leaf = sketch.add(leaf, token, share if leaf == node else ESTIMATE_WITHIN)
-            if words and n_put_in < MOST_PUT_IN and (child < 0 or share > sketch.shares[child]):
-                n_put_in += 1
-                chance *= share * ESTIMATE_WITHIN ** (len(words) - 1)
-                path.extend(words)
-                node = leaf
-                ahead = self._behind_word(tokens, ahead)
-                room = max_tokens - len(path)
-                if ahead < len(tokens):
-                    sketch.graft(leaf, self._form(tokens[ahead : ahead + room]))
-                elif room > 0:
-                    sketch.graft(leaf, follow(path, room))
+            put_in: Sequence[int] = ()
+            edit = self.edits.at(tokens, ahead)
+            if edit is not None:
+                share, put_in = edit.share, edit.new
+                sketch.shares[child] = min(sketch.shares[child], 1.0 - share)
+            elif n_words < MOST_WORDS and (child < 0 or sketch.shares[child] < SURE):
+                share, put_in = self._next_words(sketch, child, tokens, path)
+            leaf = sketch.chain(node, put_in, share)
+            if not put_in or (child >= 0 and share <= sketch.shares[child]):
+                if child < 0:
+                    break
+                node, ahead = child, ahead + 1
+                chance *= sketch.shares[child]
+                path.append(sketch.token_ids[child])
                 continue
-            if child < 0:
-                break
-            node = child
-            chance *= sketch.shares[child]
-            path.append(sketch.token_ids[child])
-            ahead += 1
+            node = leaf
+            chance *= share * ESTIMATE_WITHIN ** (len(put_in) - 1)
+            path.extend(put_in)
+            room = max_tokens - len(path)
+            if edit is not None:
+                ahead += len(edit.old)
+                following = tokens[ahead : ahead + room]
+                sketch.graft(leaf, Draft(DraftTree.chain(following), (ESTIMATE_BEHIND_EDIT,) * len(following)))
+                continue
+            n_words += 1
+            ahead = self._behind_word(tokens, ahead)
+            if ahead < len(tokens):
+                sketch.graft(leaf, self._form(tokens[ahead : ahead + room]))
+            elif room > 0:
+                sketch.graft(leaf, follow(path, room))
         return sketch.best(max_tokens)
 
     def _behind_word(self, tokens: array[int], at: int) -> int:
@@ -216,4 +238,4 @@ class Retelling:
     @property
     def held_bytes(self) -> int:
         """Bytes of memory, about."""
-        return self._index.held_bytes + 300 * len(self._tokens_of)
+        return self._index.held_bytes + self.edits.held_bytes + 300 * len(self._tokens_of)
