@@ -13,7 +13,7 @@ import attrs
 from kinetic_core.engine.acceptance import Acceptance, Pause, Rates
 from kinetic_core.engine.draft_policy import Asked, GuessTree, best_rows, worthwhile_depths
 from kinetic_core.engine.sequence import Sequence
-from kinetic_core.engine.step_costs import StepCosts
+from kinetic_core.engine.step_costs import RunCost, StepCosts
 from kinetic_core.errors import describe
 from kinetic_core.interfaces.drafter import Draft, DraftTree, SequenceStep
 
@@ -32,8 +32,6 @@ LONGEST_PAUSE = 7
 """Steps for which a source that only looks things up is left alone at most: asking it costs microseconds."""
 LONGEST_MODEL_PAUSE = 128
 """The same for a source that runs a part of the model: a useless run in 129 steps costs less than 1 %."""
-RUN_SMOOTHING = 0.2
-"""Weight of the last measurement in the time that such a run takes."""
 
 
 @attrs.define(eq=False)
@@ -43,9 +41,8 @@ class _Source:
     asked, proposed, drafted, accepted: how often it was asked; its guesses, those that were run, and that came true.
     seconds: that its calls took. failed: is it turned off?
 
-    Of a source that runs a part of the model:
-    run_s: seconds of a run, which guesses one token more for all sequences that are asked at the same step.
-    pause: after runs that paid for no sequence. up_to_date: sequences that were asked before the last step as well.
+    run, pause: of a source that runs a part of the model: the cost of a run, and the pause after runs that paid for no
+    sequence.
     """
 
     name: str
@@ -58,23 +55,8 @@ class _Source:
     accepted: int = 0
     seconds: float = 0.0
     failed: bool = False
-    run_s: float | None = None
+    run: RunCost = attrs.field(factory=RunCost)
     pause: Pause = attrs.field(factory=lambda: Pause(LONGEST_MODEL_PAUSE))
-    up_to_date: frozenset[int] = frozenset()
-
-    def took(self, seconds: float, n_runs: int, numbers: Iterable[int]) -> None:
-        """Runs for these sequences took so long."""
-        asked, before = frozenset(numbers), self.up_to_date
-        self.up_to_date = asked
-        if n_runs == 0:
-            return
-        each = seconds / n_runs
-        if self.run_s is None:
-            self.run_s = each
-        elif asked <= before:
-            self.run_s += RUN_SMOOTHING * (each - self.run_s)
-        else:  # it had to make up for the steps, or the prompt, before as well
-            self.run_s = min(self.run_s, each)
 
 
 class Drafting:
@@ -273,7 +255,7 @@ class Drafting:
             if not source.failed:
                 guessed[sequence] = self._ask(source, sequence, depth, guesses)
         seconds = time.perf_counter() - began
-        source.took(seconds, max(guessed.values(), default=0), (sequence.number for sequence in depths))
+        source.run.measured(seconds, max(guessed.values(), default=0), [sequence.number for sequence in guessed])
         for sequence, depth in guessed.items():
             if depth:
                 self._continue(sequence, rooms[sequence], guesses[sequence])
@@ -298,7 +280,7 @@ class Drafting:
         if not source.pause.is_over() or not asked:
             return {}, False
         depths = worthwhile_depths(
-            asked, guesses, n_answering, self.costs, source.run_s or 0.0, most=n_rows_free, other_s=other_s
+            asked, guesses, n_answering, self.costs, source.run.seconds, most=n_rows_free, other_s=other_s
         )
         source.pause.after(bool(depths))
         if depths:
@@ -431,5 +413,6 @@ class Drafting:
         except Exception:  # on a thread of whoever asks: no reason to turn it off
             logger.exception("the drafter %r has no figures", source.name)
             own = {}
-        counts = ("asked", "proposed", "drafted", "accepted", "seconds", "failed", *["run_s"] * source.runs_model)
-        return own | {name: getattr(source, name) for name in counts}
+        counts = ("asked", "proposed", "drafted", "accepted", "seconds", "failed")
+        own |= {name: getattr(source, name) for name in counts}
+        return own | {"run_s": source.run.seconds} if source.runs_model else own

@@ -24,6 +24,8 @@ RENEWED_AFTER = 64
 FORGOTTEN_AFTER = 512
 """A figure so many steps old no longer says what the machine does now."""
 
+RUN_SMOOTHING = 0.2
+"""Weight of the last measurement in the cost of a run."""
 LEAST_SECONDS = 1e-9
 """A clock may be too coarse to see a step; nothing is free."""
 
@@ -96,6 +98,31 @@ class StepCosts:
         """Cost of n rows over that of one, as it is believed now."""
         one = self.seconds(1)
         return {n: self.seconds(n) / one for n in counts}
+
+
+class RunCost:
+    """Seconds of a run of a part of the model that guesses one token more for all sequences asked at the same step.
+
+    seconds: 0 until one was measured.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._up_to_date: frozenset[int] = frozenset()
+
+    def measured(self, seconds: float, n_runs: int, numbers: Collection[int]) -> None:
+        """So many runs for these sequences took so long; to be called, with none, where nobody is asked, too."""
+        asked, before = frozenset(numbers), self._up_to_date
+        self._up_to_date = asked
+        if n_runs == 0:
+            return
+        each = seconds / n_runs
+        if not self.seconds:
+            self.seconds = each
+        elif asked <= before:
+            self.seconds += RUN_SMOOTHING * (each - self.seconds)
+        else:  # it had to make up for the steps, or the prompt, before as well
+            self.seconds = min(self.seconds, each)
 
 
 def _median(values: Collection[float]) -> float:

@@ -172,6 +172,8 @@ def test_what_others_guess_is_taken_where_it_is_better() -> None:
     assert depths_for(1, costs, 0.0, trees={"a": doubtful}) == {"a": 3}
     flat = costs_of(dict.fromkeys(range(1, 33), 1.0))
     assert depths_for(2, flat, 0.05, trees={"a": sure}, most=16) == {"b": 2}  # 7.39 + 2.19 in 1.1
+    halves = tree_of(chain(tuple(range(6)), *(0.5,) * 6))  # 0.98 in all, but 0.5 in one row
+    assert depths_for(1, flat, 0.1, trees={"a": halves}, most=1) == {"a": 1}  # 1.7 in 1.1, without 1.5 in 1
     # Somebody who is not asked keeps the guesses that there are, and what they promise has to be beaten.
     asked = {"a": Asked(Acceptance(Rates(), 128), 8)}
     values = {"most": 16, "other_s": 0.0}

@@ -198,10 +198,15 @@ class Together(Reader):
         self._depth = max(self._depth, depth)
         return draft
 
+    def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
+        super().committed(sequence_id, token_ids)
+        self.now += 1e-6
+
     def stepped(self, steps: Sequence[SequenceStep]) -> None:
         super().stepped(steps)
         self._depth = 0
         self.n_steps += 1
+        self.now += 1e-6
 
 
 @pytest.fixture
@@ -281,6 +286,78 @@ def test_sequences_for_which_it_does_not_pay_are_left_out(
     assert other.timings.accepted == 0 and other.timings.drafted < 40
     asked = [sum(entry[:2] == ("propose", number) for entry in together.told) for number in (0, 1)]
     assert asked[0] > 90 and asked[1] < 30
+
+
+def test_where_others_guess_as_well_it_is_asked_ever_more_seldom(
+    make_engine: MakeEngine, by_together: Callable[[Together], dict[str, Drafter]]
+) -> None:
+    answer = plain_answer(make_engine, 400)
+
+    class SureOfOne(Source):
+        def guesses(self, sequence_id: int, most: int) -> list[int]:
+            return super().guesses(sequence_id, most) if sequence_id == 1 else []
+
+    together = Together(answer, 0.0005, length=3)
+    gate = Gate()
+    drafters = by_together(together) | {"sure": SureOfOne(answer, length=8, estimate=1.0)}
+    engine = make_engine(hashed=True, drafter=drafters, draft_policy="measured", wrap=gate.wrap, max_outputs=64)
+    request = GenerationRequest((1, 2, 3), GREEDY, 400, ignore_end=True)
+    running = [engine.submit(request) for _ in range(2)]
+    gate.open()
+    assert all(generation.result()[0].timings.accepted > 250 for generation in running)
+    asked = [sum(entry[:2] == ("propose", number) for entry in together.told) for number in (0, 1)]
+    assert asked[0] > 90 and 3 <= asked[1] < 20
+
+
+def test_a_trial_does_not_make_rows_cheap(
+    make_engine: MakeEngine, by_together: Callable[[Together], dict[str, Drafter]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a guess that takes five steps' time a row's looks like nothing; but the next steps have none."""
+    answer = plain_answer(make_engine, 200)
+    together = Together(answer, 0.05, length=1, estimate=0.3)
+    drafters = by_together(together)
+    monkeypatch.setattr(StepCosts, "seconds", lambda _self, n_rows: 0.01 * n_rows)
+    engine = make_engine(hashed=True, drafter=drafters, draft_policy="measured")
+    assert run(engine, 200).timings.drafted == 0
+    assert together.n_rounds >= 5
+
+
+def test_rows_are_cheap_where_every_step_makes_guesses(
+    make_engine: MakeEngine, by_together: Callable[[Together], dict[str, Drafter]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guess that comes true half the time is not worth half a step, but the step is 0.8 steps longer anyway."""
+    answer = plain_answer(make_engine, 300)
+
+    class LessSureAtTimes(Together):
+        def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+            draft = super().propose(sequence_id, max_tokens)
+            at = len(self.tokens[sequence_id])
+            if draft is None or at % 6 != 5:
+                return draft
+            (right,) = draft.tree.token_ids
+            return Draft(DraftTree.chain([right if at % 12 == 5 else (right + 1) % 250]), (0.45,))
+
+    together = LessSureAtTimes(answer, 0.003, length=1, estimate=0.97)
+    drafters = by_together(together)
+    monkeypatch.setattr(StepCosts, "seconds", lambda _self, n_rows: 0.005 + 0.005 * n_rows)
+    engine = make_engine(hashed=True, drafter=drafters, draft_policy="measured")
+    completion = run(engine, 300)
+    assert together.asked() > 140
+    assert completion.timings.drafted >= together.asked() - 4
+
+
+def test_a_model_source_that_fails_is_asked_for_nobody_else(make_engine: MakeEngine) -> None:
+    class Fails(Reader):
+        def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+            self.told.append(("propose", sequence_id, max_tokens))
+            raise RuntimeError("a fault of the drafter")
+
+    answer, fails, gate = plain_answer(make_engine, 20), Fails(), Gate()
+    engine = make_engine(hashed=True, drafter={"fails": fails}, wrap=gate.wrap)
+    running = [engine.submit(GenerationRequest((1, 2, 3), GREEDY, 20, ignore_end=True)) for _ in range(3)]
+    gate.open()
+    assert [generation.result()[0].token_ids for generation in running] == [answer] * 3
+    assert fails.asked() == 1 and engine.statistics()["drafter_failed"]
 
 
 def test_sources_that_agree_are_one_row_and_one_that_fails_takes_nobody_along(make_engine: MakeEngine) -> None:

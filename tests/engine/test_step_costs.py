@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic_core.engine.step_costs import FORGOTTEN_AFTER, RENEWED_AFTER, SPEED_STEPS, StepCosts, prior
+from kinetic_core.engine.step_costs import (
+    FORGOTTEN_AFTER,
+    RENEWED_AFTER,
+    RUN_SMOOTHING,
+    SPEED_STEPS,
+    RunCost,
+    StepCosts,
+    prior,
+)
 
 
 def test_the_prior_is_linear_between_its_points_and_beyond() -> None:
@@ -103,3 +111,25 @@ def test_figures_fall_due_and_are_forgotten() -> None:
     assert costs.seconds(4) == pytest.approx(2.6)  # the old figure is gone, the prior counts
     costs.measured(4, 3.0)
     assert costs.seconds(4) == 3.0  # and does not come back
+
+
+def test_the_cost_of_a_run_is_that_of_sequences_that_were_asked_before() -> None:
+    run = RunCost()
+    assert run.seconds == 0.0
+    run.measured(0.0, 0, [1])
+    assert run.seconds == 0.0
+    run.measured(0.3, 3, [1, 2])
+    assert run.seconds == pytest.approx(0.1)  # better than nothing
+    run.measured(1.2, 3, [1, 2])
+    assert run.seconds == pytest.approx(0.1 + RUN_SMOOTHING * 0.3)
+    run.measured(9.0, 1, [1, 2, 3])  # the third has a prompt to make up for
+    assert run.seconds == pytest.approx(0.16)
+    run.measured(0.1, 1, [1, 4])
+    assert run.seconds == pytest.approx(0.1)  # and still it took no longer
+    run.measured(0.0, 0, [])
+    run.measured(9.0, 1, [1, 4])  # after a pause there is something to make up for
+    assert run.seconds == pytest.approx(0.1)
+    run.measured(0.2, 1, [4])
+    assert run.seconds == pytest.approx(0.1 + RUN_SMOOTHING * 0.1)
+    run.measured(9.0, 1, [1])
+    assert run.seconds == pytest.approx(0.12)
