@@ -119,22 +119,27 @@ def _draft_positions(tree: DraftTree, end: int) -> list[int]:
 def _draft_heads(sequence: Sequence, tree: DraftTree, end: int) -> list[Head]:
     """Every draft row is scored; penalties see its own path (rule 9)."""
     heads = []
-    positions = _draft_positions(tree, end)
-    for node, position in enumerate(positions):
+    pushed: list[int] = []  # nodes whose tokens are in the history now: a path from the root
+    for node, position in enumerate(_draft_positions(tree, end)):
         path = _path(tree, node)
-        for ancestor in path:
+        shared = 0
+        while shared < len(pushed) and pushed[shared] == path[shared]:
+            shared += 1
+        _pop(sequence.history, len(pushed) - shared)
+        for ancestor in path[shared:]:
             sequence.history.push(tree.token_ids[ancestor])
+        pushed = path
         heads.append(Head(sequence, position, sequence.sampler.head_top_k(sequence.history), chooses=True, node=node))
-        _pop(sequence.history, len(path))
+    _pop(sequence.history, len(pushed))
     return heads
 
 
 def _path(tree: DraftTree, node: int) -> list[int]:
     path: list[int] = []
     while node >= 0:
-        path.insert(0, node)
+        path.append(node)
         node = tree.parents[node]
-    return path
+    return path[::-1]
 
 
 def _pop(history: History, count: int) -> None:
