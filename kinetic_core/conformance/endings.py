@@ -20,10 +20,9 @@ from kinetic_core.state import BlockPool, SlotPool
 MOST_KEPT = 24
 """Tokens that an answer has at most before its end: about so many more would have followed."""
 CHAINS, TREES = "right guesses past the end", "random trees"
-SAMPLING = SamplingOptions(
-    temperature=0.9, seed=8, repeat_penalty=1.4, presence_penalty=1.0, frequency_penalty=0.5, logprobs=2
-)
-"""Penalties keep the text from repeating itself: its end is then not at its beginning."""
+SAMPLING = SamplingOptions(temperature=1.2, seed=8, presence_penalty=60.0, frequency_penalty=20.0, logprobs=2)
+"""Penalties beyond the spread of any miniature's logits keep the text from repeating itself, and its end from coming at
+its beginning."""
 
 
 @attrs.frozen
