@@ -171,6 +171,21 @@ def test_a_text_whose_middle_was_dropped_is_not_put_together() -> None:
     assert second.tokens.tolist() == text[-len(second.tokens) :] and second.lead == LONGEST
 
 
+def test_what_waits_gives_way_where_no_document_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinetic_drafters.requests.MOST_AT_ENDS", SLICE)
+    drafter = RequestsDrafter(16 * TENANT_BYTES)
+    drafter.begin(1, random_tokens(28, 30_000), "first")
+    drafter.end(1)
+    first = drafter._tenants.all()[0]
+    assert first.waiting_bytes > TENANT_BYTES
+    for number in range(15):
+        drafter.begin(2 + number, random_tokens(number, 3000), f"other {number}")
+        for _ in range(10):  # their own take all of a call
+            drafter.committed(2 + number, (5,))
+            assert drafter.statistics()["memory_bytes"] <= 16 * TENANT_BYTES
+    assert first.waiting_bytes == 0 and first.index.n_indexed < 3000  # dropped, not learned
+
+
 def test_what_waits_gives_way_when_the_share_gets_smaller() -> None:
     drafter = RequestsDrafter(16 * TENANT_BYTES)
     drafter.begin(1, random_tokens(28, 30_000), "first")
@@ -362,3 +377,45 @@ def test_many_small_texts_leave_room_for_others() -> None:
             assert drafter.statistics()["memory_bytes"] <= 20 * TENANT_BYTES
         text = random_tokens(f"{number} 4", 400)
         assert tokens_of(after(drafter, text[:50], f"other {number}")) == tuple(text[50:58])
+
+
+def test_a_fork_goes_on_in_a_document_of_its_own() -> None:
+    index = TenantIndex()
+    text = random_tokens(40, 1000)
+    parent, child = Learner(1, index, text[:900]), Learner(2, index, text[:900])
+    child.learn(200, 1 << 20)  # before it is known to be a fork
+    child.forked(parent)
+    child.pending.extend(text[900:])
+    assert child.n_unlearned == 100
+    child.learn(1000, 1 << 20)
+    first, second = (document for document in index._slots if document is not None)
+    assert first.tokens.tolist() == text[:200]
+    assert second.tokens.tolist() == text[900 - LONGEST :] and second.lead == LONGEST
+
+
+def test_what_waits_holds_nothing_but_its_tokens() -> None:
+    index = TenantIndex()
+    text = random_tokens(41, 500)
+    earlier = Learner(1, index, text)
+    earlier.learn(500, 1 << 20)
+    learner = Learner(2, index, text[:50])
+    for token in (*text[50:60], 1, *text[100:120]):
+        learner.draft((), 4)
+        learner.pending.append(token)
+    learner.draft((), 4)
+    assert learner.alignment is not None and learner.parted is not None
+    learner.ended(10_000)
+    assert learner.alignment is learner.parted is None and not learner.pending
+    assert learner.tokens.tolist() == [*text[:60], 1, *text[100:120]]
+
+
+def test_a_tenant_with_a_running_sequence_is_not_put_out() -> None:
+    drafter = RequestsDrafter(TENANT_BYTES)
+    for number in (1, 2):
+        drafter.begin(number, random_tokens("mine", 200), "mine")
+    drafter.end(1)
+    learn(drafter, random_tokens("other", 200), "other")
+    assert [tenant.salt for tenant in drafter._tenants.all()] == ["mine"]
+    drafter.end(2)
+    learn(drafter, random_tokens("other", 200), "other")
+    assert [tenant.salt for tenant in drafter._tenants.all()] == ["other"]

@@ -158,7 +158,8 @@ class Tenants:
 
     def work_off(self, tenant: Tenant, most: int) -> int:
         """Learn at most so many tokens, a multiple of SLICE, of what waits for a tenant; how many may still be."""
-        self._drop_beyond(tenant, self._limit_bytes(tenant) // WAITING_SHARE)
+        if tenant.waiting:
+            self._drop_beyond(tenant, self._limit_bytes(tenant) // WAITING_SHARE)
         while most > 0 and tenant.waiting:
             learner = tenant.waiting[0]
             n_tokens = min(most, learner.n_unlearned)
