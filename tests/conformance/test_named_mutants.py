@@ -117,6 +117,16 @@ FAMILIES = installed_families(registered_backend("cpu"), ("F32",), ("*",))
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != KEY])
+def test_what_is_right_ends_where_plain_decoding_ends_in_every_family(name: str) -> None:
+    """On all of its models."""
+    suite = suite_of(FAMILIES[name].architecture, "cpu", name=name)
+    for case in suite.cases():
+        if case.clause.id == "ARCH-29":
+            case.run()
+    suite.close()
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != KEY])
 @pytest.mark.parametrize("history", ["first branch", "too few candidates"])
 def test_it_fails_in_every_family(monkeypatch: pytest.MonkeyPatch, name: str, history: str) -> None:
     """On the first of its models."""
