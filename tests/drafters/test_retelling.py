@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 from kinetic_drafters import retelling as module
+from kinetic_drafters import words as words_module
 from kinetic_drafters.context import ContextDrafter
 from kinetic_drafters.retelling import SURE, Retelling, Sketch
+from kinetic_drafters.words import MATCHED_ESTIMATES
 
 from kinetic_core.engine.drafting import Drafting
 from kinetic_core.errors import RequestError
@@ -175,6 +177,51 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     ]
     assert len(drafts) > 1 and drafts[:-1] == [None] * (len(drafts) - 1)
     assert likeliest(drafts[-1]) == texts.tokens("nurse")
+
+
+def test_nothing_is_put_in_before_all_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words_module, "MOST_INDEXED_BYTES", 40)
+    texts = Texts()
+    drafter = drafter_after(texts, texts.tokens(LINES + '{"name": "Anna Berg", "job": "'))
+    drafts = [likeliest(drafter.propose(1, 2)) for _ in range(-(-len(LINES) // 40) + 1)]
+    nurse = texts.tokens("nurse")
+    assert drafts[0] != nurse and drafts[-1] == nurse
+
+
+def test_the_first_token_is_read() -> None:
+    texts = Texts()
+    draft = drafter_after(texts, texts.tokens("x y z. x: y, ")).propose(1, 1)
+    assert likeliest(draft) == texts.tokens("z")
+
+
+def test_shares_of_what_is_put_in() -> None:
+    texts = Texts()
+    draft = drafter_after(texts, texts.tokens(LINES + '{"name": "Anna Berg", "job": "')).propose(1, 31)
+    assert draft is not None
+    nurse = draft.tree.token_ids.index(texts.tokens("nurse")[0])
+    assert draft.tree.parents[nurse] == -1 and draft.expected[nurse] >= MATCHED_ESTIMATES[4]
+    within = draft.tree.token_ids.index(texts.tokens("nurse")[1])
+    assert draft.tree.parents[within] == nurse and draft.expected[within] == module.ESTIMATE_WITHIN
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_words_are_put_in_at_few_places(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(module, "MOST_WORDS", most)
+    monkeypatch.setattr(module, "LEAST_REACHED", 0.0)
+    text = guessed_text(Texts(), LINES + "".join(FILLED[:2]) + '{"name": "', 31)
+    right = 'Amina Yusuf", "job": "pilot", "city": "Mombasa"}\n'
+    n_right = sum(value in text for value in PEOPLE[2])
+    assert n_right == min(most, 3) and (text.startswith(right) if most > 2 else not text.startswith(right))
+
+
+def test_what_is_less_likely_than_the_tokens_guess_is_a_branch_beside_it() -> None:
+    """After `b ` came c (four tokens agree), after the words "a b" came d as well, elsewhere."""
+    texts = Texts()
+    text = "qq a; b; d. ww z a b c ee; a b "
+    draft = drafter_after(texts, texts.tokens(text)).propose(1, 31)
+    assert draft is not None and likeliest(draft)[0] == ord("c")
+    roots = {token for token, parent in zip(draft.tree.token_ids, draft.tree.parents, strict=True) if parent < 0}
+    assert roots == {ord("c"), ord("d")}
 
 
 def test_kept_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ class Retelling:
         node, n_words, chance = -1, 0, 1.0
         while len(path) < max_tokens and chance >= LEAST_REACHED:
             child = sketch.likeliest(node)
-            if child < 0 or tokens[ahead : ahead + 1] != array("i", [sketch.token_ids[child]]):
+            if child < 0 or ahead >= len(tokens) or tokens[ahead] != sketch.token_ids[child]:
                 ahead = len(tokens)
             share: float = 0.0
             put_in: Sequence[int] = ()
@@ -199,9 +199,6 @@ class Retelling:
             return 0.0, ()  # another word does not begin here
         lead = ahead[: first.start()] if first is not None else b""
         guessed = b"".join(map(self._bytes, path))
-        before = guessed or self._index.text
-        if path and not lead and WORD.match(before[-1:]):
-            return 0.0, ()  # nor within one that was guessed
         for found in self._index.following(guessed + lead)[:2]:
             new = lead + found.words[len(found.begun) :]
             while child >= 0 and len(ahead) < len(new):
