@@ -345,13 +345,13 @@ def test_steps_of_prompts_and_drafts_stay_short(predictable: TinyModel) -> None:
             pass
 
         def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
-            tokens = (7,) * min(6, max_tokens)
+            tokens = (7,) * min(12, max_tokens)
             return Draft(DraftTree.chain(tokens), (0.9,) * len(tokens))
 
         def end(self, sequence_id: int) -> None:
             pass
 
-    engine, timed = timed_engine(predictable, lambda rows: 0.0015 * rows, drafter=Sevens())
+    engine, timed = timed_engine(predictable, lambda rows: 0.0015 * rows, drafter=Sevens(), max_outputs=64)
     talkers = [engine.submit(GenerationRequest((1,), GREEDY, 500, ignore_end=True)) for _ in range(3)]
     for talker in talkers:
         next(talker)
@@ -363,7 +363,9 @@ def test_steps_of_prompts_and_drafts_stay_short(predictable: TinyModel) -> None:
     steps = [batch for batch in timed.batches if any(part.n_committed > 1 for part in batch.sequences)]
     drafted = [sum(len(part.draft_parents) for part in batch.sequences) for batch in steps]
     sizes = [batch.n_rows for batch in steps]
-    assert min(drafted[:-1]) == 18, drafted
+    assert min(drafted[:-1]) == 36, drafted
+    row_s = engine._scheduler.pace.prompt_row_s
+    assert row_s is not None and row_s < 0.002, "draft rows took no prompt's time"
     assert max(sizes) <= 133, sizes  # 200 ms
     assert max(sizes) >= 96, sizes
 
