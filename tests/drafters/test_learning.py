@@ -172,18 +172,11 @@ def test_a_text_whose_middle_was_dropped_is_not_put_together() -> None:
 
 
 def test_what_waits_gives_way_where_no_document_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetic_drafters.requests.MOST_AT_ENDS", SLICE)
-    drafter = RequestsDrafter(16 * TENANT_BYTES)
-    drafter.begin(1, random_tokens(28, 30_000), "first")
-    drafter.end(1)
-    first = drafter._tenants.all()[0]
-    assert first.waiting_bytes > TENANT_BYTES
-    for number in range(15):
-        drafter.begin(2 + number, random_tokens(number, 3000), f"other {number}")
-        for _ in range(10):  # their own take all of a call
-            drafter.committed(2 + number, (5,))
-            assert drafter.statistics()["memory_bytes"] <= 16 * TENANT_BYTES
-    assert first.waiting_bytes == 0 and first.index.n_indexed < 3000  # dropped, not learned
+    drafter = RequestsDrafter(TENANT_BYTES)
+    monkeypatch.setattr(TenantIndex, "evict", lambda index: False)
+    for seed in range(5):
+        learn(drafter, random_tokens(f"no room {seed}", 1000))
+        assert drafter.statistics()["memory_bytes"] <= TENANT_BYTES
 
 
 def test_what_waits_gives_way_when_the_share_gets_smaller() -> None:
@@ -419,3 +412,28 @@ def test_a_tenant_with_a_running_sequence_is_not_put_out() -> None:
     drafter.end(2)
     learn(drafter, random_tokens("other", 200), "other")
     assert [tenant.salt for tenant in drafter._tenants.all()] == ["other"]
+
+
+def test_the_index_may_hold_what_waiting_texts_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = RequestsDrafter(8 * TENANT_BYTES)
+    left: list[int] = []
+    real = Learner.learn
+
+    def learn_within(learner: Learner, end: int, limit_bytes: int) -> None:
+        left.append(8 * TENANT_BYTES - limit_bytes)
+        real(learner, end, limit_bytes)
+
+    monkeypatch.setattr(Learner, "learn", learn_within)
+    drafter.begin(1, random_tokens(42, 10_000))
+    drafter.end(1)
+    assert left == [drafter.statistics()["waiting_bytes"]] and left[0] > 40_000
+
+
+def test_a_call_learns_no_more_for_all_tenants_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = RequestsDrafter()
+    drafter.begin(1, random_tokens(43, 5 * MOST_AT_ENDS), "they")
+    drafter.end(1)
+    drafter.begin(2, random_tokens(44, 2 * SLICE - 1), "me")
+    work = Work(monkeypatch)
+    drafter.committed(2, (5,))
+    assert work.taken() == (MOST_AT_TOKENS, 2)
