@@ -120,6 +120,7 @@ class Retelling:
         if not self._read(tokens) or (sure and not self.edits.touches(tokens[ahead : ahead + max_tokens])):
             return draft
         sketch = Sketch(draft)
+        n_given = len(sketch.token_ids)
         path: list[int] = []
         node, n_words, chance = -1, 0, 1.0
         while len(path) < max_tokens and chance >= LEAST_REACHED:
@@ -157,7 +158,7 @@ class Retelling:
                 sketch.graft(leaf, self._form(tokens[ahead : ahead + room]))
             elif room > 0:
                 sketch.graft(leaf, follow(path, room))
-        return sketch.best(max_tokens)
+        return sketch.best(max_tokens) if len(sketch.token_ids) > n_given else draft
 
     def _behind_word(self, tokens: array[int], at: int) -> int:
         """Index of the token behind the words that stand at `at`; the number of tokens where none ends there."""

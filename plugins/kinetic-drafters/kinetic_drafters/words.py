@@ -42,7 +42,7 @@ FIRST_SHARE = 0.4
 """How often a habit is right, before more is known."""
 LEARNING, TRUST_LEARNING = 0.4, 0.1
 """Weight of the last time in a habit's share, and in what is thought of habits that were not seen yet."""
-LEAST_ESTIMATE = 0.2
+LEAST_ESTIMATE = 0.25
 """Words less likely than that are not worth a guess."""
 MOST_HABITS = 4096
 MOST_INDEXED_BYTES = 16384
@@ -143,8 +143,9 @@ class WordIndex:
         usual, share = self._habit(self._pointer, key)
         self._trust[missed] += TRUST_LEARNING * ((step == usual) - self._trust[missed])
         share += LEARNING * ((step == usual) - share)
-        if step > 0 and share < FIRST_SHARE:
-            usual, share = step, FIRST_SHARE
+        first = (FIRST_SHARE + self._trust[missed]) / 2
+        if step > 0 and share < first:
+            usual, share = step, first
         if len(self._habits) == MOST_HABITS:
             self._habits.clear()
         self._habits[key] = _Habit(usual, share)
@@ -162,8 +163,9 @@ class WordIndex:
 
         Where the bytes end with a part of a word, words that begin with it. `update` must have returned True.
         """
-        rest = self.text[self._end :] + guessed
-        if _whole(rest, len(rest)) < len(rest):
+        rest = self.text[self._end :]
+        rest += guessed
+        if rest and rest[-1] >= 0x80 and _whole(rest, len(rest)) < len(rest):
             return []
         new = list(WORD.finditer(rest))
         begun = bytes(new.pop().group()) if new and new[-1].end() == len(rest) else b""
@@ -172,25 +174,25 @@ class WordIndex:
             word = crc32(match.group().lower())
             pointer = self._moved(pointer, word, self.places.get(_pair(context[-1], word), -1) if context else -1)
             context.append(word)
+        if len(context) < LEAST_MATCHED:
+            return []
         between = rest[new[-1].end() if new else 0 : len(rest) - len(begun)]
         found: dict[bytes, float] = {}
         for at, estimate in (*self._ahead(pointer, context, between), *self._again(context)):
             words = self._run(at)
-            if estimate >= LEAST_ESTIMATE and len(words) > len(begun) and words.startswith(begun):
+            if len(words) > len(begun) and words.startswith(begun):
                 found[words] = max(found.get(words, 0.0), estimate)
         return sorted((NextWords(share, begun, words) for words, share in found.items()), reverse=True)
 
     def _ahead(self, pointer: _Pointer, context: array[int], between: bytearray) -> list[tuple[int, float]]:
         """[(index of a word, estimate)] by the pointer. between: what stands behind the last word."""
-        if pointer.at < 0 or not context:
+        if pointer.at < 0:
             return []
         habit = self._habit(pointer, self._habit_key(pointer, context[-1], between))
-        return [(pointer.at + habit.step, habit.share)]
+        return [(pointer.at + habit.step, habit.share)] if habit.share >= LEAST_ESTIMATE else []
 
     def _again(self, context: array[int]) -> list[tuple[int, float]]:
         """[(index of a word, estimate)] behind places where the last words were the same."""
-        if len(context) < LEAST_MATCHED:
-            return []
         words = self.words
         found: list[tuple[int, float]] = []
         at = self.places.get(_pair(context[-2], context[-1]), -1)
