@@ -13,9 +13,12 @@ streams      requests at the same time, drafted and plain: tokens per second of 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import itertools
 import json
 import random
 import statistics
+import threading
 import time
 from collections.abc import Sequence
 from itertools import accumulate
@@ -34,6 +37,9 @@ N_PROSE = 160
 N_RANDOM = 160
 N_AGENT = 120
 N_RANDOM_PROMPT = 64
+N_STREAM = 300
+STREAMS_S = 4.0
+"""Tokens of an answer, and seconds that are counted, with requests at the same time."""
 N_FILLING = 200_000
 N_FILLING_TEXT = 2000
 """Tokens of other text in the filled index, and of each request that brought it."""
@@ -290,36 +296,59 @@ def agent(model: kinetic_core.Model, n_runs: int) -> dict[str, Any]:
 
 
 def streams(model: kinetic_core.Model, n_pairs: int, n_streams: int = 4) -> dict[str, Any]:
-    """Drafted over plain tokens per second of concurrent requests: of workloads, and of free prose."""
+    """Drafted over plain tokens per second of clients that ask again as soon as they are answered.
+
+    Each client has a prompt of its own: of the workloads and free prose, or free prose only. Counted are the tokens of
+    `STREAMS_S` seconds, so that no client is left alone at the end.
+    """
     found: dict[str, Any] = {}
     for name in ("workloads", "free prose"):
         prompts = [workload.prompt_ids(model) for workload in WORKLOADS] if name == "workloads" else []
         prompts += [PLAIN_PROSE.prompt_ids(model)] * (n_streams - len(prompts))
         ratios = []
         for run in range(n_pairs):
-            speed: dict[bool, float] = {}
-            for draft in (bool(run % 2), not run % 2):
-                began = time.perf_counter()
-                generations = [
-                    model.engine.submit(
-                        model.request(
-                            ids,
-                            temperature=0.8,
-                            seed=1000 * run + number,
-                            max_tokens=N_PROSE,
-                            ignore_end=True,
-                            draft=draft,
-                            salt=f"streams {name} {run}",
-                        )
-                    )
-                    for number, ids in enumerate(prompts)
-                ]
-                n_tokens = sum(len(generation.result()[0].token_ids) for generation in generations)
-                speed[draft] = n_tokens / (time.perf_counter() - began)
-            ratios.append(speed[True] / speed[False])
+            counts = {
+                draft: _stream_tokens(model, prompts, draft, f"streams {name} {run}", 1000 * run)
+                for draft in (bool(run % 2), not run % 2)
+            }
+            ratios.append(counts[True] / counts[False])
         median, low, high = median_interval(ratios)
         found[name] = {"streams": n_streams, "pairs": n_pairs, "speed_ratio": median, "interval_95": [low, high]}
     return found
+
+
+def _stream_tokens(
+    model: kinetic_core.Model, prompts: Sequence[Sequence[int]], draft: bool, salt: str, seed: int
+) -> int:
+    """Tokens that these clients get together, from when all have their first until `STREAMS_S` seconds later."""
+    begun = threading.Barrier(len(prompts))
+
+    def client(number: int) -> int:
+        n_tokens, deadline = 0, 0.0
+        for request in itertools.count():
+            generation = model.engine.submit(
+                model.request(
+                    prompts[number],
+                    temperature=0.8,
+                    seed=seed + 10 * number + request,
+                    max_tokens=N_STREAM,
+                    ignore_end=True,
+                    draft=draft,
+                    salt=f"{salt} {draft} {number} {request}",
+                )
+            )
+            with generation:
+                for chunk in generation:
+                    if not deadline:
+                        begun.wait()
+                        deadline = time.perf_counter() + STREAMS_S
+                    if time.perf_counter() >= deadline:
+                        return n_tokens
+                    n_tokens += len(chunk.token_ids)
+        raise AssertionError("clients end at their deadline")
+
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+        return sum(pool.map(client, range(len(prompts))))
 
 
 def show(name: str, value: Any, indent: int = 0) -> None:

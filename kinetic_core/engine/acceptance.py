@@ -82,12 +82,12 @@ class Pause:
             return False
         return True
 
-    def after(self, success: bool) -> None:
-        """How it went this time."""
+    def after(self, success: bool, longest: int | None = None) -> None:
+        """How it went this time. longest: in place of what was given at the beginning."""
         self._in_vain = 0 if success else self._in_vain + 1
         beyond = min(self._in_vain - self._patience, 16)
         if beyond > 0:
-            self._left = max(self._left, min(self._longest, 2**beyond - 1))
+            self._left = max(self._left, min(longest or self._longest, 2**beyond - 1))
 
 
 class _Followed:
@@ -108,18 +108,22 @@ class _Followed:
 class Acceptance:
     """One source's record with one sequence, on top of its record with everyone.
 
-    A source that had nothing worth a row `PATIENCE` times in a row is left alone: for one step, then 3, 7, … up to
+    A source that had nothing worth a row `patience` times in a row is left alone: for one step, then 3, 7, … up to
     `longest_pause`, until it has. Where asking costs time of the model (`costly`), there is no patience, and the same
     goes for outright misses, first guesses that were wrong, from the second in a row on.
+
+    untold: chosen tokens that the source has not been told yet.
     """
 
-    def __init__(self, everyone: Rates, longest_pause: int, *, costly: bool = False) -> None:
+    def __init__(self, everyone: Rates, longest_pause: int, *, costly: bool = False, patience: int = PATIENCE) -> None:
         self._everyone = everyone
         self._own = Rates()
         self._followed: list[_Followed] = []
-        self._unpaid = Pause(longest_pause, 0 if costly else PATIENCE)
+        self._unpaid = Pause(longest_pause, 0 if costly else patience)
         self._missed = Pause(longest_pause, 1) if costly else None
         self._reach = FIRST_REACH
+        self.is_costly = costly
+        self.untold: list[int] = []
 
     @property
     def most_asked(self) -> int:
@@ -142,9 +146,9 @@ class Acceptance:
         missed = self._missed is None or self._missed.is_over()
         return self._unpaid.is_over() and missed
 
-    def paid(self, pays: bool) -> None:
-        """Had the source a guess that was worth its time?"""
-        self._unpaid.after(pays)
+    def paid(self, pays: bool, longest_pause: int | None = None) -> None:
+        """Had the source a guess that was worth its time? longest_pause: steps, in place of the usual ones."""
+        self._unpaid.after(pays, longest_pause)
 
     def proposed(self, draft: Draft) -> None:
         """The source was asked and gave this."""
@@ -153,6 +157,8 @@ class Acceptance:
 
     def chosen(self, token: int) -> None:
         """The sequence's next token is known."""
+        if not self._followed:
+            return
         alive = []
         for draft in self._followed:
             found = -1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from kinetic_core.engine.acceptance import Acceptance, Pause, Rates
+from kinetic_core.engine.acceptance import PATIENCE, Acceptance, Pause, Rates
 from kinetic_core.engine.draft_policy import Asked, GuessTree, best_rows, worthwhile_depths
 from kinetic_core.engine.sequence import Sequence
 from kinetic_core.engine.step_costs import RunCost, StepCosts
@@ -28,8 +28,16 @@ DraftPolicy = Literal["measured", "always"]
 
 MAX_DRAFT = 31
 """Most draft rows of one sequence in a step."""
-LONGEST_PAUSE = 7
-"""Steps for which a source that only looks things up is left alone at most: asking it costs microseconds."""
+MOST_UNTOLD = 64
+"""Chosen tokens that a source that looks things up is told together, where it is not asked before."""
+LONGEST_PAUSE, MOST_PAUSE = 7, 63
+"""Steps for which a source that only looks things up is left alone at most; and where asking takes much of a step."""
+IN_VAIN_SHARE = 0.003
+"""How much of a step such a source may take where it has had nothing for long, over all sequences."""
+ASK_SMOOTHING = 0.05
+"""Weight of the last ask in what is known of asking a source."""
+SELDOM = 0.1
+"""A source that was useful less often is not asked several times in vain before new sequences' first pause."""
 LONGEST_MODEL_PAUSE = 128
 """The same for a source that runs a part of the model: a useless run in 129 steps costs less than 1 %."""
 
@@ -41,6 +49,7 @@ class _Source:
     asked, proposed, drafted, accepted: how often it was asked; its guesses, those that were run, and that came true.
     seconds: that its calls took. failed: is it turned off?
 
+    ask_s: seconds that it takes to ask it once, lately. useful: share of the last asks that gave rows to run.
     run, pause: of a source that runs a part of the model: the cost of a run, and the pause after runs that paid for no
     sequence.
     """
@@ -57,6 +66,15 @@ class _Source:
     failed: bool = False
     run: RunCost = attrs.field(factory=RunCost)
     pause: Pause = attrs.field(factory=lambda: Pause(LONGEST_MODEL_PAUSE))
+    ask_s: float = 0.0
+    useful: float = 1.0
+
+    def longest_pause(self, n_answering: int, costs: StepCosts) -> int:
+        """Steps for which it is left alone at most, where it looks things up."""
+        if not costs.is_measured:
+            return LONGEST_PAUSE
+        steps = n_answering * self.ask_s / (IN_VAIN_SHARE * costs.seconds(n_answering))
+        return int(min(max(steps, LONGEST_PAUSE), MOST_PAUSE))
 
 
 class Drafting:
@@ -80,7 +98,7 @@ class Drafting:
         self._context_length = context_length
         self._policy = policy
         self._sources: list[_Source] = []  # those that work
-        self._all_sources: list[_Source] = []
+        self._by_name: dict[str, _Source] = {}
         self._records: dict[int, dict[str, Acceptance]] = {}
         self._begun: list[tuple[Sequence, Sequence]] = []
         self._run_trees: dict[Sequence, tuple[GuessTree, list[int]]] = {}
@@ -92,7 +110,7 @@ class Drafting:
         for name, drafter in drafters.items():
             source = _Source(name, drafter, drafter.capabilities.reads_hidden)
             self._sources.append(source)
-            self._all_sources.append(source)
+            self._by_name[name] = source
             try:
                 drafter.attach(executable)
                 if texts is not None:
@@ -116,6 +134,7 @@ class Drafting:
                 source.everyone,
                 LONGEST_MODEL_PAUSE if source.runs_model else LONGEST_PAUSE,
                 costly=source.runs_model,
+                patience=PATIENCE if source.useful >= SELDOM else 1,
             )
             for source in self._sources
         }
@@ -123,6 +142,7 @@ class Drafting:
             self._call(source, "begin", sequence.number, request.prompt_ids, request.salt)
         if parent is not None and parent.is_drafted:
             for source in self._of(runs_model=False):
+                self._tell(source, parent)
                 self._call(source, "forked", sequence.number, parent.number)
             self._begun.append((sequence, parent))  # who reads states is told once they are there
 
@@ -131,10 +151,19 @@ class Drafting:
         if not sequence.is_drafted:
             return
         began = time.perf_counter()
-        for source in list(self._sources):
-            self._records[sequence.number][source.name].chosen(token)
-            self._call(source, "committed", sequence.number, (token,))
+        for name, record in self._records[sequence.number].items():
+            record.chosen(token)
+            record.untold.append(token)
+            if record.is_costly or len(record.untold) == MOST_UNTOLD:
+                self._tell(self._by_name[name], sequence)
         self.guessing_s += time.perf_counter() - began
+
+    def _tell(self, source: _Source, sequence: Sequence) -> None:
+        """Hand on the tokens that were chosen since the last time."""
+        record = self._records[sequence.number][source.name]
+        if record.untold:
+            tokens, record.untold = tuple(record.untold), []
+            self._call(source, "committed", sequence.number, tokens)
 
     def end(self, sequence: Sequence) -> None:
         """A sequence is done."""
@@ -142,6 +171,7 @@ class Drafting:
             return
         sequence.is_drafted = False
         for source in list(self._sources):
+            self._tell(source, sequence)
             self._call(source, "end", sequence.number)
         self._records.pop(sequence.number, None)
         self._run_trees.pop(sequence, None)
@@ -173,7 +203,7 @@ class Drafting:
         guesses: dict[Sequence, GuessTree] = {}
         for sequence, most in rooms.items():
             for source in self._of(runs_model=False):
-                self._ask(source, sequence, most, guesses)
+                self._ask(source, sequence, most, guesses, len(answering))
         guessing_s = 0.0  # of guesses that will take as long in the next steps
         for source in self._of(runs_model=True):
             guessing_s += self._ask_model(source, rooms, guesses, len(answering), n_rows_free, guessing_s)
@@ -183,17 +213,22 @@ class Drafting:
             chosen = {sequence: list(range(len(tree.token_ids))) for sequence, tree in guesses.items()}
         else:
             chosen, _ = best_rows(guesses, len(answering), self.costs, most=n_rows_free, other_s=guessing_s)
-            self._judge(guesses, chosen)
+            self._judge(guesses, chosen, len(answering))
         return self._fit(guesses, chosen, n_rows_free)
 
-    def _judge(self, guesses: dict[Sequence, GuessTree], chosen: dict[Sequence, list[int]]) -> None:
+    def _judge(self, guesses: dict[Sequence, GuessTree], chosen: dict[Sequence, list[int]], n_answering: int) -> None:
         """Sources that look things up and had nothing worth a row for a sequence are left alone for a while."""
         for sequence, tree in guesses.items():
             used = set().union(*(tree.sources[node] for node in chosen.get(sequence, ())))
             offered = set().union(*tree.sources)
             for source in self._of(runs_model=False):
                 if source.name in offered:
-                    self._records[sequence.number][source.name].paid(source.name in used)
+                    record = self._records[sequence.number][source.name]
+                    self._paid(source, record, source.name in used, n_answering)
+
+    def _paid(self, source: _Source, record: Acceptance, pays: bool, n_answering: int) -> None:
+        source.useful += ASK_SMOOTHING * (pays - source.useful)
+        record.paid(pays, source.longest_pause(n_answering, self.costs))
 
     def _of(self, *, runs_model: bool) -> list[_Source]:
         return [source for source in self._sources if source.runs_model is runs_model]
@@ -220,18 +255,23 @@ class Drafting:
                 source.drafted += sum(source.name in tree.sources[node] for node in nodes)
         return trees
 
-    def _ask(self, source: _Source, sequence: Sequence, most: int, guesses: dict[Sequence, GuessTree]) -> int:
+    def _ask(
+        self, source: _Source, sequence: Sequence, most: int, guesses: dict[Sequence, GuessTree], n_answering: int
+    ) -> int:
         """Take a source's guesses in; how many tokens ahead they go."""
         record = self._records[sequence.number][source.name]
         if self._policy == "measured" and not source.runs_model:
             if not record.is_asked():
                 return 0
             most = min(most, record.most_asked)
+        began = time.perf_counter()
+        self._tell(source, sequence)
         source.asked += 1
         draft = self._draft(source, most, "propose", sequence.number, most)
+        source.ask_s += ASK_SMOOTHING * (time.perf_counter() - began - source.ask_s)
         if draft is None:
             if not source.runs_model:
-                record.paid(False)
+                self._paid(source, record, False, n_answering)
             return 0
         record.proposed(draft)
         return guesses.setdefault(sequence, GuessTree()).add(source.name, draft, record)
@@ -253,7 +293,7 @@ class Drafting:
         guessed: dict[Sequence, int] = {}
         for sequence, depth in depths.items():
             if not source.failed:
-                guessed[sequence] = self._ask(source, sequence, depth, guesses)
+                guessed[sequence] = self._ask(source, sequence, depth, guesses, n_answering)
         seconds = time.perf_counter() - began
         source.run.measured(seconds, max(guessed.values(), default=0), [sequence.number for sequence in guessed])
         for sequence, depth in guessed.items():
@@ -295,6 +335,7 @@ class Drafting:
         for source in [source for source in self._sources if source.drafter.capabilities.continues_guesses]:
             if room < 1:
                 return
+            self._tell(source, sequence)
             draft = self._draft(source, room, "propose_after", sequence.number, tree.path(leaf), room)
             if draft is not None:
                 tree.add(source.name, draft, self._records[sequence.number][source.name], leaf)
@@ -312,6 +353,8 @@ class Drafting:
 
     def _draft(self, source: _Source, most: int, method: str, *arguments: Any) -> Draft | None:
         """A source's guesses, checked; None for none, and from one that is turned off for what it gave."""
+        if source.failed:
+            return None
         began = time.perf_counter()
         try:
             draft = getattr(source.drafter, method)(*arguments)
@@ -376,6 +419,8 @@ class Drafting:
     # faults
 
     def _call(self, source: _Source, method: str, *arguments: Any) -> None:
+        if source.failed:
+            return
         began = time.perf_counter()
         try:
             getattr(source.drafter, method)(*arguments)
@@ -404,7 +449,7 @@ class Drafting:
             "wasted_s": self.wasted_s,
             "drafter_failed": self.failed,
             "rows_cost": {str(n): cost for n, cost in self.costs.curve().items()},
-            "drafters": {source.name: self._figures(source) for source in self._all_sources},
+            "drafters": {source.name: self._figures(source) for source in self._by_name.values()},
         }
 
     def _figures(self, source: _Source) -> dict[str, Any]:

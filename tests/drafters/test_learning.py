@@ -7,7 +7,7 @@ import random
 import pytest
 from kinetic_drafters.learner import SLICE, Learner
 from kinetic_drafters.ngrams import LONGEST
-from kinetic_drafters.requests import MOST_AT_ENDS, MOST_AT_TOKENS, RequestsDrafter
+from kinetic_drafters.requests import LEAST_AT_TOKENS, MOST_AT_ENDS, MOST_AT_TOKENS, RequestsDrafter
 from kinetic_drafters.tenant import Document, TenantIndex
 from kinetic_drafters.tenants import TENANT_BYTES, WAITING_SHARE, Tenant
 from requests_support import Work, after, learn, learn_nothing, random_tokens, tokens_of
@@ -102,7 +102,7 @@ def test_no_other_tenant_delays_what_is_learned() -> None:
     assert drafter.statistics()["tokens_indexed"] == learned + MOST_AT_ENDS
     for n_more in (1, 2):
         drafter.committed(2, (mine[499 + n_more],))
-        assert drafter._tenants.all()[1].index.n_indexed == min(n_more * MOST_AT_TOKENS, 448)
+        assert drafter._tenants.all()[1].index.n_indexed == LEAST_AT_TOKENS  # the rest is too little yet
     drafter.committed(2, mine[502:])
     drafter.end(2)
     drafter.begin(3, mine[:900], "me")
@@ -433,7 +433,10 @@ def test_a_call_learns_no_more_for_all_tenants_together(monkeypatch: pytest.Monk
     drafter = RequestsDrafter()
     drafter.begin(1, random_tokens(43, 5 * MOST_AT_ENDS), "they")
     drafter.end(1)
-    drafter.begin(2, random_tokens(44, 2 * SLICE - 1), "me")
+    drafter.begin(2, random_tokens(44, LEAST_AT_TOKENS - 1), "me")
+    mine = drafter._tenants.all()[1].index
     work = Work(monkeypatch)
     drafter.committed(2, (5,))
-    assert work.taken() == (MOST_AT_TOKENS, 2)
+    assert work.taken() == (MOST_AT_TOKENS, 1) and mine.n_indexed == LEAST_AT_TOKENS  # one's own first
+    drafter.committed(2, (6,))
+    assert work.taken() == (MOST_AT_TOKENS, 1) and mine.n_indexed == LEAST_AT_TOKENS  # now it is theirs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kinetic_drafters.learner import SLICE
-from kinetic_drafters.requests import RequestsDrafter
+from kinetic_drafters.requests import LEAST_AT_TOKENS, RequestsDrafter
 from kinetic_drafters.tenants import TENANT_BYTES
 from requests_support import after, learn, random_tokens, tokens_of
 
@@ -46,10 +46,10 @@ def test_the_longest_match_wins_and_the_others_branch() -> None:
 
 def test_concurrent_requests_help_each_other() -> None:
     drafter = RequestsDrafter()
-    text = random_tokens(4, 400)
+    text = random_tokens(4, 600)
     drafter.begin(1, text[:100])
     drafter.begin(2, text[:100])
-    for token in text[100 : 100 + 2 * SLICE]:
+    for token in text[100 : 100 + LEAST_AT_TOKENS]:
         drafter.committed(1, (token,))
     for token in text[100:110]:
         drafter.committed(2, (token,))

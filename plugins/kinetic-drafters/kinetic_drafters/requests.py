@@ -16,6 +16,8 @@ MOST_AT_ENDS = 2048
 """Tokens that are learned when a sequence begins, and when one ends: about 2 ms."""
 MOST_AT_TOKENS = 256
 """The same when tokens were chosen: about 0.4 ms. A step may choose some for every sequence, and several of one."""
+LEAST_AT_TOKENS = 256
+"""Tokens of a running sequence that are learned at the least: few at a time cost several times as much each."""
 
 
 class RequestsDrafter(Drafter):
@@ -64,7 +66,7 @@ class RequestsDrafter(Drafter):
             sequence[1].forked(parent[1])
 
     def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """Keep the tokens; every `SLICE` of them they are learned, so that other requests may profit."""
+        """Keep the tokens; every 256 of them they are learned, so that other requests may profit."""
         sequence = self._sequences[sequence_id]
         if sequence is not None:
             tenant, learner = sequence
@@ -79,7 +81,7 @@ class RequestsDrafter(Drafter):
         most = self._tenants.work_off(tenant, most)
         if running is not None and most > 0:
             n_tokens = min(running.n_unlearned, most) // SLICE * SLICE
-            if n_tokens:
+            if n_tokens >= LEAST_AT_TOKENS:
                 self._tenants.learn(tenant, running, n_tokens)
                 most -= n_tokens
         self._tenants.work_off_others(most)

@@ -29,6 +29,10 @@ LEAST_REACHED = 0.1
 """Places that are reached with a lower estimated probability are not looked at."""
 MOST_WORDS = 4
 """Places where words are put in, one after the other, with tokens between them."""
+PATIENCE, LONGEST_PAUSE = 4, 31
+"""Words are looked for in vain so many times in a row, then left alone for 1, 3, 7 and at most so many drafts."""
+WRONG = 0.3
+"""Words that were found and did not come count as so many looks in vain: habits are still being learned."""
 MOST_READ = 4096
 """Tokens whose text is taken in at a time."""
 MOST_KEPT = 1024
@@ -106,6 +110,8 @@ class Retelling:
         self.edits = Edits()
         self._index = WordIndex()
         self._n_read = 0
+        self._watched: tuple[int, Sequence[int]] | None = None  # (index, tokens) with the first word that was put in
+        self._in_vain, self._left = 0.0, 0
         self._tokens_of: dict[tuple[bytes, bytes], list[int]] = {}
 
     def improved(
@@ -116,8 +122,8 @@ class Retelling:
         tokens: the sequence's. ahead: index among them of the one that the draft's likeliest guesses begin with, their
         number if there is none. follow: gives what may follow guesses.
         """
-        sure = draft is not None and min(draft.expected) >= SURE
-        if not self._read(tokens) or (sure and not self.edits.touches(tokens[ahead : ahead + max_tokens])):
+        looks = (draft is None or min(draft.expected) < SURE) and self._looks(tokens) and self._read(tokens)
+        if not looks and not self.edits.touches(tokens[ahead : ahead + max_tokens]):
             return draft
         sketch = Sketch(draft)
         n_given = len(sketch.token_ids)
@@ -133,8 +139,10 @@ class Retelling:
             if edit is not None:
                 share, put_in = edit.share, edit.new
                 sketch.shares[child] = min(sketch.shares[child], 1.0 - share)
-            elif n_words < MOST_WORDS and (child < 0 or sketch.shares[child] < SURE):
+            elif looks and n_words < MOST_WORDS and (child < 0 or sketch.shares[child] < SURE):
                 share, put_in = self._next_words(sketch, child, tokens, path)
+                if put_in and self._watched is None:
+                    self._watched = len(tokens), (*path, put_in[0])
             leaf = sketch.chain(node, put_in, share)
             if not put_in or (child >= 0 and share <= sketch.shares[child]):
                 if child < 0:
@@ -158,7 +166,29 @@ class Retelling:
                 sketch.graft(leaf, self._form(tokens[ahead : ahead + room]))
             elif room > 0:
                 sketch.graft(leaf, follow(path, room))
+        if looks and self._watched is None:
+            self._judge(self._in_vain + 1.0)
         return sketch.best(max_tokens) if len(sketch.token_ids) > n_given else draft
+
+    def _looks(self, tokens: array[int]) -> bool:
+        """Are words looked for this time? Not for a while where none were found, or others came, many times."""
+        if self._watched is not None:
+            start, expected = self._watched
+            got = tokens[start : start + len(expected)].tolist()
+            if got[:-1] == list(expected[: len(got) - 1]) and len(got) < len(expected):
+                return True  # not there yet
+            self._watched = None
+            if got[:-1] == list(expected[:-1]):
+                self._judge(0.0 if got[-1] == expected[-1] else self._in_vain + WRONG)
+        if self._left:
+            self._left -= 1
+            return False
+        return True
+
+    def _judge(self, in_vain: float) -> None:
+        self._in_vain = in_vain
+        if in_vain >= PATIENCE + 1:
+            self._left = min(LONGEST_PAUSE, 2 ** min(int(in_vain - PATIENCE), 8) - 1)
 
     def _behind_word(self, tokens: array[int], at: int) -> int:
         """Index of the token behind the words that stand at `at`; the number of tokens where none ends there."""
