@@ -348,7 +348,10 @@ def _stream_tokens(
         raise AssertionError("clients end at their deadline")
 
     with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
-        return sum(pool.map(client, range(len(prompts))))
+        n_tokens = sum(pool.map(client, range(len(prompts))))
+    while model.engine.statistics()["open_requests"]:  # those that were left may have a step running
+        time.sleep(0.001)
+    return n_tokens
 
 
 def show(name: str, value: Any, indent: int = 0) -> None:

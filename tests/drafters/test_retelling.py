@@ -224,6 +224,40 @@ def test_what_is_less_likely_than_the_tokens_guess_is_a_branch_beside_it() -> No
     assert {ord("c"), ord("d")} <= roots
 
 
+def test_words_are_looked_for_less_often_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    following = words_module.WordIndex.following
+    monkeypatch.setattr(
+        words_module.WordIndex, "following", lambda self, guessed: looked.append(1) or following(self, guessed)
+    )
+    texts = Texts()
+    drafter = drafter_after(texts, texts.tokens(LINES))
+    for number in range(300):  # words that never come again
+        drafter.committed(1, texts.tokens(f"{number * 7919:x}z "))
+        drafter.propose(1, 4)
+    assert module.PATIENCE <= len(looked) < 60
+    n_drafts = 0
+    for token in texts.tokens("\n" + "".join(FILLED)):  # and then they do
+        drafter.committed(1, [token])
+        n_drafts += 1
+        if likeliest(drafter.propose(1, 4))[:1] == texts.tokens("pilot")[:1]:
+            break
+    assert n_drafts < len(texts.tokens("\n" + "".join(FILLED)))
+
+
+def test_words_that_came_are_looked_for_again_at_once() -> None:
+    texts = Texts()
+    drafter = drafter_after(texts, texts.tokens(LINES))
+    guessed = 0
+    for token in texts.tokens("".join(FILLED)):
+        drafter.propose(1, 4)
+        retelling = drafter._sequences[1].retelling
+        assert retelling is not None and retelling._in_vain < module.PATIENCE + 2
+        guessed += retelling._left == 0
+        drafter.committed(1, [token])
+    assert guessed > 20
+
+
 def test_kept_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_KEPT", 8)
     texts = Texts()

@@ -104,6 +104,16 @@ def test_guesses_that_would_not_pay_pause_as_well() -> None:
     assert cheap == [0] * PATIENCE + [1, 3, 7, 7] + [0] * (1 + PATIENCE) + [1]
 
 
+def test_a_pause_may_be_longer_than_usual() -> None:
+    record, counts = Acceptance(Rates(), 3, patience=1), []
+    for longest in (None, None, None, 20, 20, 20, None):
+        record.paid(False, longest)
+        counts.append(0)
+        while not record.is_asked():
+            counts[-1] += 1
+    assert counts == [0, 1, 3, 7, 15, 20, 3]
+
+
 def test_more_is_asked_for_while_all_comes_true_and_less_when_little_does() -> None:
     record = Acceptance(Rates(), 4)
     assert record.most_asked == 11

@@ -16,7 +16,15 @@ import pytest
 from conftest import MakeEngine
 from executables import Gate, HashModel
 
-from kinetic_core.engine.drafting import LONGEST_MODEL_PAUSE
+from kinetic_core.engine.acceptance import PATIENCE
+from kinetic_core.engine.drafting import (
+    IN_VAIN_SHARE,
+    LONGEST_MODEL_PAUSE,
+    LONGEST_PAUSE,
+    MOST_PAUSE,
+    MOST_UNTOLD,
+    _Source,
+)
 from kinetic_core.engine.engine import Engine
 from kinetic_core.engine.request import GenerationRequest, SamplingOptions
 from kinetic_core.engine.step_costs import StepCosts, prior
@@ -159,6 +167,57 @@ def test_a_source_that_becomes_right_is_noticed(make_engine: MakeEngine) -> None
     completion = run(engine, 300)
     assert completion.token_ids == answer
     assert completion.timings.accepted > 80
+
+
+class Counting(Source):
+    """Keeps how many tokens it was told at a time, and asks that it knows all of them when it is asked."""
+
+    def __init__(self, answer: Sequence[int], guess: Sequence[int]) -> None:
+        super().__init__(guess, estimate=0.9)
+        self.whole, self.sizes = list(answer), list[int]()
+
+    def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
+        super().committed(sequence_id, token_ids)
+        self.sizes.append(len(token_ids))
+
+    def end(self, sequence_id: int) -> None:
+        assert self.tokens[sequence_id] == self.whole
+        super().end(sequence_id)
+
+
+@pytest.mark.usefixtures("by_prior")
+def test_tokens_are_told_together_while_nobody_asks(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 300)
+    wrong = Counting(answer, [(token + 1) % 250 for token in answer])
+    engine = make_engine(hashed=True, drafter={"wrong": wrong}, draft_policy="measured")
+    assert run(engine, 300).token_ids == answer
+    assert sum(wrong.sizes) == 300 and len(wrong.sizes) <= wrong.asked() + 300 // MOST_UNTOLD + 1
+    assert 1 < max(wrong.sizes) <= MOST_UNTOLD and wrong.asked() < 150
+    assert not engine.statistics()["drafter_failed"]
+
+
+def test_the_dearer_asking_is_the_longer_a_source_is_left_alone() -> None:
+    costs, source = StepCosts(), _Source("source", Source([]), runs_model=False)
+    source.ask_s = 0.001
+    assert source.longest_pause(4, costs) == LONGEST_PAUSE  # nothing is known yet
+    costs.measured(4, 0.01)
+    for ask_s, longest in ((0.0, LONGEST_PAUSE), (0.0001, int(4 * 0.0001 / (IN_VAIN_SHARE * 0.01))), (0.1, MOST_PAUSE)):
+        source.ask_s = ask_s
+        assert source.longest_pause(4, costs) == longest
+    assert LONGEST_PAUSE < int(4 * 0.0001 / (IN_VAIN_SHARE * 0.01)) < MOST_PAUSE
+
+
+@pytest.mark.usefixtures("by_prior")
+def test_a_source_that_was_in_vain_for_many_is_not_tried_at_length_for_the_next(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 12)
+    nothing = Source([])
+    engine = make_engine(hashed=True, drafter={"nothing": nothing}, draft_policy="measured")
+    asked = []
+    for _ in range(20):
+        before = nothing.asked()
+        assert run(engine, 12).token_ids == answer
+        asked.append(nothing.asked() - before)
+    assert asked[1] >= PATIENCE + 2 > asked[-1] >= 2
 
 
 @pytest.mark.usefixtures("by_prior")
