@@ -110,7 +110,7 @@ class Retelling:
         self.edits = Edits()
         self._index = WordIndex()
         self._n_read = 0
-        self._watched: tuple[int, Sequence[int]] | None = None  # (index, tokens) with the first word that was put in
+        self._watched: tuple[int, tuple[int, ...]] | None = None  # (index, tokens) with the first word that was put in
         self._in_vain, self._left = 0.0, 0
         self._tokens_of: dict[tuple[bytes, bytes], list[int]] = {}
 
@@ -174,11 +174,11 @@ class Retelling:
         """Are words looked for this time? Not for a while where none were found, or others came, many times."""
         if self._watched is not None:
             start, expected = self._watched
-            got = tokens[start : start + len(expected)].tolist()
-            if got[:-1] == list(expected[: len(got) - 1]) and len(got) < len(expected):
+            got = tuple(tokens[start : start + len(expected)])
+            if len(got) < len(expected) and got == expected[: len(got)]:
                 return True  # not there yet
             self._watched = None
-            if got[:-1] == list(expected[:-1]):
+            if len(got) == len(expected) and got[:-1] == expected[:-1]:
                 self._judge(0.0 if got[-1] == expected[-1] else self._in_vain + WRONG)
         if self._left:
             self._left -= 1
