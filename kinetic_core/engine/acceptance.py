@@ -112,7 +112,8 @@ class Acceptance:
     `longest_pause`, until it has. Where asking costs time of the model (`costly`), there is no patience, and the same
     goes for outright misses, first guesses that were wrong, from the second in a row on.
 
-    untold: chosen tokens that the source has not been told yet.
+    untold: chosen tokens that the source has not been told yet. was_tried: was it asked, or left alone where it would
+    have been? has_paid: were its guesses ever worth their time?
     """
 
     def __init__(self, everyone: Rates, longest_pause: int, *, costly: bool = False, patience: int = PATIENCE) -> None:
@@ -122,8 +123,8 @@ class Acceptance:
         self._unpaid = Pause(longest_pause, 0 if costly else patience)
         self._missed = Pause(longest_pause, 1) if costly else None
         self._reach = FIRST_REACH
-        self.is_costly = costly
         self.untold: list[int] = []
+        self.was_tried = self.has_paid = False
 
     @property
     def most_asked(self) -> int:
@@ -148,10 +149,12 @@ class Acceptance:
 
     def paid(self, pays: bool, longest_pause: int | None = None) -> None:
         """Had the source a guess that was worth its time? longest_pause: steps, in place of the usual ones."""
+        self.has_paid = self.has_paid or pays
         self._unpaid.after(pays, longest_pause)
 
     def proposed(self, draft: Draft) -> None:
         """The source was asked and gave this."""
+        self.was_tried = True
         if len(self._followed) < MAX_FOLLOWED:
             self._followed.append(_Followed(draft))
 

@@ -105,19 +105,49 @@ class GuessTree:
         )
 
 
-def best_rows(
-    trees: Mapping[Key, GuessTree],
-    n_answering: int,
-    costs: StepCosts,
-    *,
-    most: int,
-    other_s: float = 0.0,
-) -> tuple[dict[Key, list[int]], float]:
-    """The nodes to run per sequence, ascending, and the tokens per second that are then expected.
+@attrs.frozen
+class NextStep:
+    """The step that guesses are chosen for.
 
-    n_answering: sequences that answer in this step, with and without guesses. most: draft rows at the most.
-    other_s: seconds that every such step takes besides, for making guesses.
+    n_answering: sequences that answer in it, with and without guesses. most: draft rows at the most.
+    other_s: seconds that it takes besides, for guesses that the model makes.
     """
+
+    n_answering: int
+    most: int
+    costs: StepCosts
+    other_s: float = 0.0
+
+    def seconds(self, n_drafts: int) -> float:
+        """How long it takes with so many draft rows."""
+        return self.costs.seconds(self.n_answering + n_drafts) + self.other_s
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens per second of steps without drafts."""
+        return self.n_answering / self.costs.seconds(self.n_answering)
+
+
+@attrs.frozen
+class Choice:
+    """Draft rows to run: how many, the tokens and the seconds that the step is expected to have with them."""
+
+    n_drafts: int
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    def saved_s(self, plain_rate: float) -> float:
+        """Seconds by which plain decoding would take longer for as many tokens."""
+        return self.tokens / plain_rate - self.seconds
+
+
+def best_rows(trees: Mapping[Key, GuessTree], step: NextStep) -> tuple[dict[Key, list[int]], Choice]:
+    """The nodes to run per sequence, ascending, and what is then expected."""
     keys = list(trees)
     guesses = sorted(  # a parent is at least as likely as its children, and earlier
         (-chance, node, number)
@@ -125,27 +155,26 @@ def best_rows(
         for node, chance in enumerate(tree.chances)
         if chance >= LEAST_CHANCE
     )
-    plain = n_answering / (costs.seconds(n_answering) + other_s)
-    chances = (-chance for chance, _, _ in guesses[:most])
-    rate, taken = _best_count(chances, n_answering, costs, other_s, plain * LEAST_GAIN)
+    plain = Choice(0, step.n_answering, step.seconds(0))
+    chances = (-chance for chance, _, _ in guesses[: step.most])
+    best = _best_count(chances, step, plain.rate * LEAST_GAIN) or plain
     chosen: dict[Key, list[int]] = {}
-    for _, node, number in guesses[:taken]:
+    for _, node, number in guesses[: best.n_drafts]:
         chosen.setdefault(keys[number], []).append(node)
-    return {key: sorted(nodes) for key, nodes in chosen.items()}, (rate if taken else plain)
+    return {key: sorted(nodes) for key, nodes in chosen.items()}, best
 
 
-def _best_count(
-    chances: Iterable[float], n_answering: int, costs: StepCosts, other_s: float, to_beat: float
-) -> tuple[float, int]:
-    """(tokens per second, rows) of the best number of guesses, likeliest first; (to_beat, 0) where none is better."""
-    best, taken = to_beat, 0
-    tokens = float(n_answering)
+def _best_count(chances: Iterable[float], step: NextStep, to_beat: float) -> Choice | None:
+    """The best number of guesses, likeliest first; None where none gives more than `to_beat` tokens per second."""
+    best, found = to_beat, None
+    tokens = float(step.n_answering)
     for count, chance in enumerate(chances, 1):
         tokens += chance
-        rate = tokens / (costs.seconds(n_answering + count) + other_s)
-        if rate > best:
-            best, taken = rate, count
-    return best, taken
+        seconds = step.seconds(count)
+        if tokens > best * seconds:
+            found = (count, tokens, seconds)
+            best = tokens / seconds
+    return Choice(*found) if found else None
 
 
 @attrs.frozen
@@ -157,22 +186,14 @@ class Asked:
 
 
 def worthwhile_depths(
-    asked: Mapping[Key, Asked],
-    trees: Mapping[Key, GuessTree],
-    n_answering: int,
-    costs: StepCosts,
-    run_s: float,
-    *,
-    most: int,
-    other_s: float,
+    asked: Mapping[Key, Asked], trees: Mapping[Key, GuessTree], step: NextStep, run_s: float
 ) -> dict[Key, int]:
     """How many tokens ahead a source should guess for each sequence; those for which it should not are left out.
 
     A run of `run_s` seconds guesses one token more for all of them, as a step runs the rows of all: how many runs pay
-    is one question. trees: guesses of the other sources, which are taken where they promise more. most, other_s: as
-    for `best_rows`.
+    is one question. trees: guesses of the other sources, which are taken where they promise more.
     """
-    best = best_rows(trees, n_answering, costs, most=most, other_s=other_s)[1] * LEAST_GAIN
+    best = best_rows(trees, step)[1].rate * LEAST_GAIN
     others = {key: sorted(tree.chances, reverse=True) for key, tree in trees.items()}
     own: dict[Key, list[float]] = {key: [] for key in asked}
     depths: dict[Key, int] = {}
@@ -193,8 +214,9 @@ def worthwhile_depths(
             else:
                 rows += [(-chance, 0, None) for chance in theirs]
         rows.sort(key=lambda row: row[:2])
-        chances = (-chance for chance, _, _ in rows[:most])
-        rate, taken = _best_count(chances, n_answering, costs, other_s + ahead * run_s, best)
-        if taken:
-            best, depths = rate, Counter(key for _, _, key in rows[:taken] if key is not None)
+        chances = (-chance for chance, _, _ in rows[: step.most])
+        found = _best_count(chances, attrs.evolve(step, other_s=step.other_s + ahead * run_s), best)
+        if found:
+            best = found.rate
+            depths = Counter(key for _, _, key in rows[: found.n_drafts] if key is not None)
     return dict(depths)

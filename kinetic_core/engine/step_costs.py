@@ -6,6 +6,7 @@ formats of the weights, and with mixtures of experts on how many experts the row
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -141,6 +142,7 @@ def _interpolated(figures: Sequence[_Figure], n_rows: int) -> float:
     return prior(n_rows) * (low_scale + min(max(share, 0.0), 1.0) * (high_scale - low_scale))
 
 
+@functools.lru_cache(maxsize=1024)
 def prior(n_rows: int) -> float:
     """The cost of n rows over that of one before anything is measured."""
     at = max(1, min(bisect_left(PRIOR, (n_rows, 0.0)), len(PRIOR) - 1))

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import pytest
 
 from kinetic_core.engine.acceptance import Acceptance, Rates
-from kinetic_core.engine.draft_policy import LEAST_GAIN, Asked, GuessTree, best_rows, worthwhile_depths
+from kinetic_core.engine.draft_policy import (
+    LEAST_GAIN,
+    Asked,
+    Choice,
+    GuessTree,
+    NextStep,
+    best_rows,
+    worthwhile_depths,
+)
 from kinetic_core.engine.step_costs import StepCosts
 from kinetic_core.interfaces import Draft, DraftTree
 
@@ -68,27 +77,35 @@ def test_guesses_can_go_on_from_others() -> None:
 def test_rows_are_taken_while_they_pay() -> None:
     costs = costs_of({1: 1.0, 2: 1.2, 4: 1.2, 5: 2.4, 8: 2.4, 16: 4.8})
     sure = tree_of(chain(tuple(range(12)), *(0.99,) * 12))
-    nodes, rate = best_rows({"s": sure}, 1, costs, most=31)
+    nodes, choice = best_rows({"s": sure}, NextStep(1, 31, costs))
     assert len(nodes["s"]) == 3  # four rows for 1.2: more rows cost as much each
-    assert rate == pytest.approx((1 + 0.99 + 0.99**2 + 0.99**3) / 1.2)
+    assert choice.rate == pytest.approx((1 + 0.99 + 0.99**2 + 0.99**3) / 1.2)
     doubtful = tree_of(chain((1, 2), 0.15, 0.15))
-    assert best_rows({"s": doubtful}, 1, costs, most=31) == ({}, 1.0)
+    assert best_rows({"s": doubtful}, NextStep(1, 31, costs)) == ({}, Choice(0, 1, 1.0))
     flat = costs_of({1: 1.0, 16: 1.0})
-    assert len(best_rows({"s": sure}, 1, flat, most=31)[0]["s"]) == 12
-    assert len(best_rows({"s": sure}, 1, flat, most=5)[0]["s"]) == 5
+    assert len(best_rows({"s": sure}, NextStep(1, 31, flat))[0]["s"]) == 12
+    assert len(best_rows({"s": sure}, NextStep(1, 5, flat))[0]["s"]) == 5
 
 
 def test_a_gain_too_small_to_be_trusted_is_left() -> None:
     guess = {"s": tree_of(chain((1,), 0.5))}
-    assert best_rows(guess, 1, costs_of({1: 1.0, 2: 1.5 / (LEAST_GAIN + 0.01)}), most=4)[0] == {"s": [0]}
-    assert best_rows(guess, 1, costs_of({1: 1.0, 2: 1.5 / (LEAST_GAIN - 0.01)}), most=4)[0] == {}
+    assert best_rows(guess, NextStep(1, 4, costs_of({1: 1.0, 2: 1.5 / (LEAST_GAIN + 0.01)})))[0] == {"s": [0]}
+    assert best_rows(guess, NextStep(1, 4, costs_of({1: 1.0, 2: 1.5 / (LEAST_GAIN - 0.01)})))[0] == {}
 
 
 def test_time_that_the_step_takes_anyway_makes_guesses_cheaper() -> None:
     costs = costs_of({1: 1.0, 2: 1.5})
     guess = {"s": tree_of(chain((1,), 0.4))}
-    assert best_rows(guess, 1, costs, most=4)[0] == {}
-    assert best_rows(guess, 1, costs, most=4, other_s=5.0)[0] == {"s": [0]}
+    assert best_rows(guess, NextStep(1, 4, costs))[0] == {}
+    assert best_rows(guess, NextStep(1, 4, costs, 5.0))[0] == {"s": [0]}
+
+
+def test_what_a_step_with_drafts_saves() -> None:
+    step = NextStep(2, 4, costs_of({2: 1.0, 4: 1.5}), other_s=0.25)
+    assert step.plain_rate == 2.0
+    nodes, choice = best_rows({"s": tree_of(chain((1, 2), 1.0, 1.0))}, step)
+    assert nodes == {"s": [0, 1]} and choice == Choice(2, 4.0, 1.75)
+    assert choice.saved_s(step.plain_rate) == pytest.approx(0.25)  # four tokens in two plain steps take 2
 
 
 def test_requests_share_the_rows_by_their_chances() -> None:
@@ -97,10 +114,10 @@ def test_requests_share_the_rows_by_their_chances() -> None:
         "sure": tree_of(chain((1, 2, 3, 4), 0.95, 0.95, 0.95, 0.95)),
         "doubtful": tree_of(Draft(DraftTree((5, 6), (-1, -1)), (0.6, 0.3))),
     }
-    nodes, rate = best_rows(trees, 2, costs, most=20)
+    nodes, choice = best_rows(trees, NextStep(2, 20, costs))
     # chances .95 .90 .86 .81 | .6 .3: four more rows are the cheap ones
     assert nodes == {"sure": [0, 1, 2, 3]}
-    assert rate == pytest.approx((2 + 0.95 + 0.95**2 + 0.95**3 + 0.95**4) / 1.2)
+    assert choice.rate == pytest.approx((2 + 0.95 + 0.95**2 + 0.95**3 + 0.95**4) / 1.2)
 
 
 def test_what_is_chosen_is_as_good_as_any_choice() -> None:
@@ -115,7 +132,7 @@ def test_what_is_chosen_is_as_good_as_any_choice() -> None:
             {1: seconds} | {count: (seconds := seconds + rng.uniform(0, 0.8)) for count in range(2, n + 2)}
         )
         tree = tree_of(draft)
-        nodes, rate = best_rows({"s": tree}, 1, costs, most=n)
+        nodes, choice = best_rows({"s": tree}, NextStep(1, n, costs))
         best = 1.0
         for mask in range(1, 1 << n):
             chosen = [node for node in range(n) if mask >> node & 1]
@@ -123,7 +140,7 @@ def test_what_is_chosen_is_as_good_as_any_choice() -> None:
                 tokens = 1 + sum(tree.chances[node] for node in chosen)
                 best = max(best, tokens / costs.seconds(1 + len(chosen)))
         if best > LEAST_GAIN:
-            assert rate == pytest.approx(best)
+            assert choice.rate == pytest.approx(best)
             part = tree.part(nodes["s"])
             assert all(parent < node for node, parent in enumerate(part.parents))
         else:
@@ -135,8 +152,8 @@ def depths_for(
 ) -> dict[str, int]:
     """Of sequences "a", "b", …, of which nothing was seen: 0.7 at every depth."""
     asked = {"abcdefgh"[number]: Asked(Acceptance(Rates(), 128), 8) for number in range(n_sequences)}
-    values = {"most": 8, "other_s": 0.0} | changes
-    return worthwhile_depths(asked, trees or {}, n_sequences, costs, run_s, **values)  # type: ignore[arg-type]
+    step = attrs.evolve(NextStep(n_sequences, 8, costs), **changes)
+    return worthwhile_depths(asked, trees or {}, step, run_s)
 
 
 def test_how_far_a_source_that_costs_time_should_guess() -> None:
@@ -146,9 +163,9 @@ def test_how_far_a_source_that_costs_time_should_guess() -> None:
     assert depths_for(1, costs, 0.6) == {}
     assert depths_for(1, costs, 0.3, other_s=5.0) == {"a": 4}  # the step is long anyway
     assert depths_for(1, costs, 0.0, most=2) == {"a": 2}
-    assert worthwhile_depths({}, {}, 1, costs, 0.0, most=8, other_s=0.0) == {}
+    assert worthwhile_depths({}, {}, NextStep(1, 8, costs), 0.0) == {}
     short = {"a": Asked(Acceptance(Rates(), 128), 2)}
-    assert worthwhile_depths(short, {}, 1, costs, 0.0, most=8, other_s=0.0) == {"a": 2}
+    assert worthwhile_depths(short, {}, NextStep(1, 8, costs), 0.0) == {"a": 2}
 
 
 def test_a_run_is_paid_for_by_all_who_are_asked() -> None:
@@ -160,8 +177,8 @@ def test_a_run_is_paid_for_by_all_who_are_asked() -> None:
     assert depths_for(1, four, 0.45) == {"a": 2}  # 2.19 in 1.9, 1.7 in 1.45
     assert depths_for(4, four, 0.1) == {}  # 6.8 in 1.7: no more than 4 in 1
     rooms = {"a": Asked(Acceptance(Rates(), 128), 8), "b": Asked(Acceptance(Rates(), 128), 1)}
-    assert worthwhile_depths(rooms, {}, 2, flat, 0.15, most=8, other_s=0.0) == {"a": 2, "b": 1}
-    assert worthwhile_depths(rooms, {}, 2, flat, 0.0, most=2, other_s=0.0) == {"a": 1, "b": 1}
+    assert worthwhile_depths(rooms, {}, NextStep(2, 8, flat), 0.15) == {"a": 2, "b": 1}
+    assert worthwhile_depths(rooms, {}, NextStep(2, 2, flat), 0.0) == {"a": 1, "b": 1}
 
 
 def test_what_others_guess_is_taken_where_it_is_better() -> None:
@@ -176,10 +193,10 @@ def test_what_others_guess_is_taken_where_it_is_better() -> None:
     assert depths_for(1, flat, 0.1, trees={"a": halves}, most=1) == {"a": 1}  # 1.7 in 1.1, without 1.5 in 1
     # Somebody who is not asked keeps the guesses that there are, and what they promise has to be beaten.
     asked = {"a": Asked(Acceptance(Rates(), 128), 8)}
-    values = {"most": 16, "other_s": 0.0}
-    assert worthwhile_depths(asked, {"z": sure}, 2, flat, 0.05, **values) == {"a": 2}  # type: ignore[arg-type]
-    assert worthwhile_depths(asked, {"z": sure}, 2, flat, 0.06, **values) == {"a": 1}  # type: ignore[arg-type]
-    assert worthwhile_depths(asked, {"z": sure}, 2, flat, 0.1, **values) == {}  # type: ignore[arg-type]
+    step = NextStep(2, 16, flat)
+    assert worthwhile_depths(asked, {"z": sure}, step, 0.05) == {"a": 2}
+    assert worthwhile_depths(asked, {"z": sure}, step, 0.06) == {"a": 1}
+    assert worthwhile_depths(asked, {"z": sure}, step, 0.1) == {}
 
 
 def test_as_many_runs_as_any_number_could_pay_for() -> None:

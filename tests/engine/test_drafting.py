@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -17,14 +17,15 @@ from conftest import MakeEngine
 from executables import Gate, HashModel
 
 from kinetic_core.engine.acceptance import PATIENCE
-from kinetic_core.engine.drafting import (
+from kinetic_core.engine.draft_policy import NextStep, best_rows
+from kinetic_core.engine.draft_source import (
     IN_VAIN_SHARE,
     LONGEST_MODEL_PAUSE,
     LONGEST_PAUSE,
     MOST_PAUSE,
     MOST_UNTOLD,
-    _Source,
 )
+from kinetic_core.engine.draft_source import Source as KnownSource
 from kinetic_core.engine.engine import Engine
 from kinetic_core.engine.request import GenerationRequest, SamplingOptions
 from kinetic_core.engine.step_costs import StepCosts, prior
@@ -197,13 +198,14 @@ def test_tokens_are_told_together_while_nobody_asks(make_engine: MakeEngine) -> 
 
 
 def test_the_dearer_asking_is_the_longer_a_source_is_left_alone() -> None:
-    costs, source = StepCosts(), _Source("source", Source([]), runs_model=False)
+    costs, source = StepCosts(), KnownSource("source", Source([]), 250)
+    step = NextStep(4, 31, costs)
     source.ask_s = 0.001
-    assert source.longest_pause(4, costs) == LONGEST_PAUSE  # nothing is known yet
+    assert source.longest_pause(step) == LONGEST_PAUSE  # nothing is known yet
     costs.measured(4, 0.01)
     for ask_s, longest in ((0.0, LONGEST_PAUSE), (0.0001, int(4 * 0.0001 / (IN_VAIN_SHARE * 0.01))), (0.1, MOST_PAUSE)):
         source.ask_s = ask_s
-        assert source.longest_pause(4, costs) == longest
+        assert source.longest_pause(step) == longest
     assert LONGEST_PAUSE < int(4 * 0.0001 / (IN_VAIN_SHARE * 0.01)) < MOST_PAUSE
 
 
@@ -218,6 +220,51 @@ def test_a_source_that_was_in_vain_for_many_is_not_tried_at_length_for_the_next(
         assert run(engine, 12).token_ids == answer
         asked.append(nothing.asked() - before)
     assert asked[1] >= PATIENCE + 2 > asked[-1] >= 2
+
+
+class Timed(Source):
+    """Looks its guess up by a clock of its own."""
+
+    def __init__(self, answer: Sequence[int], ask_s: float) -> None:
+        super().__init__(answer, length=1, estimate=0.9)
+        self.ask_s, self.now = ask_s, 0.0
+
+    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
+        self.now += self.ask_s
+        return super().propose(sequence_id, max_tokens)
+
+
+def by_clock(monkeypatch: pytest.MonkeyPatch, timed: Timed | Together) -> None:
+    """The time that drafting takes is what this drafter's clock says."""
+    clock = SimpleNamespace(perf_counter=lambda: timed.now)
+    for module in ("drafting", "draft_source"):
+        monkeypatch.setattr(f"kinetic_core.engine.{module}.time", clock)
+
+
+@pytest.mark.parametrize(
+    ("ask_s", "choosing_s", "pays"), [(0.006, 0.0, True), (0.012, 0.0, False), (0.0, 0.012, False), (0.0, 0.006, True)]
+)
+def test_a_guess_has_to_save_the_time_that_it_takes(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, ask_s: float, choosing_s: float, pays: bool
+) -> None:
+    """Each saves a step of 10 ms and comes true; two rows cost no more than one."""
+    answer = plain_answer(make_engine, 300)
+    timed = Timed(answer, ask_s)
+    by_clock(monkeypatch, timed)
+    monkeypatch.setattr(StepCosts, "seconds", lambda _self, _n_rows: 0.01)
+
+    def choose(*arguments: Any) -> Any:
+        timed.now += choosing_s
+        return best_rows(*arguments)
+
+    monkeypatch.setattr("kinetic_core.engine.drafting.best_rows", choose)
+    engine = make_engine(hashed=True, drafter={"timed": timed}, draft_policy="measured")
+    completion = run(engine, 300)
+    assert completion.token_ids == answer
+    if pays:
+        assert completion.timings.steps < 170
+    else:  # it takes a while to know what takes how long
+        assert completion.timings.steps > 230 and timed.asked() < 70
 
 
 @pytest.mark.usefixtures("by_prior")
@@ -274,7 +321,7 @@ def by_together(monkeypatch: pytest.MonkeyPatch) -> Callable[[Together], dict[st
     monkeypatch.setattr(StepCosts, "seconds", lambda _self, _n_rows: 0.01)
 
     def drafters(together: Together) -> dict[str, Drafter]:
-        monkeypatch.setattr("kinetic_core.engine.drafting.time", SimpleNamespace(perf_counter=lambda: together.now))
+        by_clock(monkeypatch, together)
         return {"together": together}
 
     return drafters
@@ -318,8 +365,50 @@ def test_what_no_sequence_is_served_by_is_not_tried_for_each(
     for generation in running:
         (completion,) = generation.result()
         assert completion.token_ids == answer[: len(completion.token_ids)]
-    assert together.n_steps > 350
-    assert 3 <= together.n_rounds <= 10 + together.n_steps // LONGEST_MODEL_PAUSE
+    n_steps = engine.statistics()["steps"]
+    assert n_steps > 350
+    assert 3 <= together.n_rounds <= 10 + n_steps // LONGEST_MODEL_PAUSE
+
+
+@pytest.mark.parametrize(("run_s", "policy"), [(0.012, "measured"), (0.004, "measured"), (0.012, "always")])
+def test_a_model_source_that_paid_for_none_of_the_last_is_not_told_of_each(
+    make_engine: MakeEngine,
+    by_together: Callable[[Together], dict[str, Drafter]],
+    run_s: float,
+    policy: Literal["measured", "always"],
+) -> None:
+    """It runs their prompts. From two in vain on it is kept from 1, 3, 7, 15, 15, … of them."""
+    answer = plain_answer(make_engine, 20)
+    together = Together(answer, run_s, length=2)
+    engine = make_engine(hashed=True, drafter=by_together(together), draft_policy=policy, max_outputs=64)
+    known = []
+    for _ in range(50):
+        n_before = len(together.told)
+        assert run(engine, 20).token_ids == answer
+        told = [what for what, *_ in together.told[n_before:]]
+        assert told.count("begin") == (1 if told else 0)
+        known.append(bool(told))
+    tried = [number for number, is_known in enumerate(known) if is_known]
+    if policy == "measured" and run_s > 0.01:
+        assert tried == [0, 1, 2, 4, 8, 16, 32, 48]  # with the first nobody knew yet what a run takes
+    else:
+        assert tried == list(range(50))
+
+
+def test_choices_follow_the_first_in_what_a_model_source_is_told(
+    make_engine: MakeEngine, by_together: Callable[[Together], dict[str, Drafter]]
+) -> None:
+    answer = plain_answer(make_engine, 20)
+    together = Together(answer, 0.012, length=2)
+    engine = make_engine(hashed=True, drafter=by_together(together), draft_policy="measured", max_outputs=64)
+    request = GenerationRequest((1, 2, 3), GREEDY, 20, n=3, ignore_end=True)
+    known = []
+    for _ in range(12):
+        n_before = len(together.told)
+        assert {completion.token_ids for completion in engine.submit(request).result()} == {answer}
+        told = [what for what, *_ in together.told[n_before:]]
+        known.append((told.count("begin"), told.count("forked")))
+    assert set(known) == {(3, 2), (0, 0)}
 
 
 def test_sequences_for_which_it_does_not_pay_are_left_out(
