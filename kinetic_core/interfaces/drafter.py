@@ -143,5 +143,5 @@ class Drafter(ABC):
         """The sequence is done."""
 
     def statistics(self) -> dict[str, Any]:
-        """Figures for `/metrics`, `info` and the log, such as the memory held in bytes. Called on any thread."""
+        """Figures for `Engine.statistics()`, such as the memory held in bytes. Called on any thread."""
         return {}

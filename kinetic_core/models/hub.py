@@ -147,7 +147,13 @@ def fetch(reference: HubReference, progress: Progress | None = None, refresh: bo
 
 def _failed(reference: HubReference, error: Exception) -> DownloadError:
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return DownloadError(describe("the hub cannot deliver", where=str(reference), got=text[:300]))
+    return DownloadError(
+        describe(
+            f"the hub cannot deliver {reference}",
+            got=text[:300],
+            hint="check the connection, the name and HF_ENDPOINT, or give the path of a GGUF file that is here",
+        )
+    )
 
 
 def _cached(reference: HubReference) -> Path | None:

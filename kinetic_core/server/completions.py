@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from kinetic_core.engine.request import Chunk, GenerationRequest, TokenLogprob
-from kinetic_core.errors import RequestError
+from kinetic_core.errors import ContextLengthError, RequestError
 from kinetic_core.server.answers import Answer
 from kinetic_core.server.endpoint import CompletionEndpoint, Plan, Writer
 from kinetic_core.server.failures import InvalidField
@@ -94,6 +94,8 @@ class Completions(CompletionEndpoint):
             if isinstance(value, str):
                 ids, text = self.model.encode_text(value), value
             else:
+                if len(value) > self.model.context_tokens:  # before millions of ids are looked at one by one
+                    raise ContextLengthError(len(value), self.model.context_tokens)
                 reader = Fields({})
                 top = self.model.vocab_size - 1
                 ids = tuple(

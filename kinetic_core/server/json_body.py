@@ -21,6 +21,8 @@ from kinetic_core.server.settings import ServerSettings
 _LINGER_S = 1.0
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_CHECKED = (str, float, dict, list)
+"""What `_check_values` looks into. Whole numbers are not, so that no name is made for each of a million token ids."""
 
 
 async def read_body(request: Request, settings: ServerSettings) -> bytes:
@@ -166,10 +168,12 @@ def _check_values(value: Any, path: str) -> None:
     elif isinstance(value, dict):
         for name, item in value.items():
             _check_text(name, path)
-            _check_values(item, f"{path}.{_shown(name)}" if path else _shown(name))
+            if isinstance(item, _CHECKED):
+                _check_values(item, f"{path}.{_shown(name)}" if path else _shown(name))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            _check_values(item, f"{path}[{index}]")
+            if isinstance(item, _CHECKED):
+                _check_values(item, f"{path}[{index}]")
 
 
 def _check_text(text: str, path: str) -> None:

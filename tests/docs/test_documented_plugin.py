@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from kinetic_arch_llama.architecture import Llama
 
-from kinetic_core.conformance import recorded
+from kinetic_core.conformance import DrafterConformance, recorded
 from kinetic_core.conformance.formats import FORMATS
 from kinetic_core.conformance.models import ModelFamily
 from kinetic_core.gguf import read_tensor
-from kinetic_core.interfaces import HeadRequest, LoadOptions, RowBatch, SequenceRows
+from kinetic_core.interfaces import Draft, DraftTree, HeadRequest, LoadOptions, RowBatch, SequenceRows
 from kinetic_core.plugins import load_registry
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.backend import ReferenceBackend
@@ -76,7 +76,7 @@ def test_it_is_found_and_runs(installed: Distribution) -> None:
             [HeadRequest(1, None)],
         )
     )
-    table = np.frombuffer(source.tensor_bytes("token_embd.weight").tobytes(), np.float32).reshape(300, 32)
+    table = np.frombuffer(source.tensor_bytes("token_embd.weight").tobytes(), np.float32).reshape(300, 256)
     norm = np.frombuffer(source.tensor_bytes("output_norm.weight").tobytes(), np.float32)
     x = table[9].astype(np.float64)
     expected = table @ (x / np.sqrt(np.mean(x * x) + 1e-5) * norm)
@@ -89,12 +89,13 @@ def test_its_prediction_block_runs() -> None:
         exec(block("python", containing), names)
     bag = type("BagWithPrediction", (names["WithPrediction"], names["Bag"]), {})
     (variant,) = bag.tiny()
-    own = {"nextn.enorm.weight": (32,), "nextn.hnorm.weight": (32,), "nextn.eh_proj.weight": (32, 64)}
+    (d,) = variant.tensors["output_norm.weight"]
+    own = {"nextn.enorm.weight": (d,), "nextn.hnorm.weight": (d,), "nextn.eh_proj.weight": (d, 2 * d)}
     source = random_model("bag", dataclasses.replace(variant, tensors={**variant.tensors, **own}))
     program = record_program(bag(source), FullHead(), source)
     executable = ReferenceBackend().load(program, source, LoadOptions(n_blocks=1, n_slots=1))
     sequence = SequenceRows(0, 1, 1, np.zeros(1, np.int32), -1)
-    hidden = np.random.default_rng(0).standard_normal((1, 32)).astype(np.float32)
+    hidden = np.random.default_rng(0).standard_normal((1, d)).astype(np.float32)
     executable.predict(
         RowBatch(np.array([9], np.int32), np.array([1], np.int32), (sequence,), [HeadRequest(0, None)]), hidden
     )
@@ -108,11 +109,15 @@ def test_its_prediction_block_runs() -> None:
     np.testing.assert_allclose(executable.logits(0), expected, rtol=1e-4, atol=1e-5)
 
 
+def documented(name: str) -> Any:
+    names: dict[str, Any] = {"__name__": "documented"}
+    exec(block("python", f"class {name}("), names)
+    return names[name]
+
+
 @pytest.fixture
 def plain() -> Any:
-    names: dict[str, Any] = {"__name__": "documented"}
-    exec(block("python", "class Plain"), names)
-    return names["Plain"]
+    return documented("Plain")
 
 
 def test_the_decoder_of_shared_parts_is_llama_without_its_options(plain: Any) -> None:
@@ -122,8 +127,9 @@ def test_the_decoder_of_shared_parts_is_llama_without_its_options(plain: Any) ->
         assert record_program(plain(source), FullHead(), source) == expected
 
 
-def test_the_decoder_of_shared_parts_refuses_and_declares_as_it_should(plain: Any) -> None:
-    family = ModelFamily(plain, "plain", ReferenceBackend, FORMATS)
+@pytest.mark.parametrize("name", ["Bag", "Plain"])
+def test_the_architectures_refuse_and_declare_as_they_should(name: str) -> None:
+    family = ModelFamily(documented(name), name.lower(), ReferenceBackend, FORMATS)
     recorded.variants_are_usable(family)
     recorded.declared_no_is_no(family)
     recorded.every_format_is_stored(family)
@@ -133,6 +139,20 @@ def test_the_decoder_of_shared_parts_refuses_and_declares_as_it_should(plain: An
             recorded.missing_tensor_refused(family.model(label), family)
             recorded.wrong_shape_refused(family.model(label))
             recorded.missing_key_refused(family.model(label))
+
+
+class TestDocumentedDrafter(DrafterConformance):
+    target = documented("Pairs")
+    name = "pairs"
+    models = ("tiny-hybrid/attention",)
+
+
+def test_the_drafter_guesses_what_followed() -> None:
+    drafter = documented("Pairs")()
+    drafter.begin(7, [1, 2, 3, 1])
+    assert drafter.propose(7, 4) == Draft(DraftTree((2, 3, 1, 2), (-1, 0, 1, 2)), (0.3,) * 4)
+    drafter.committed(7, [5])
+    assert drafter.propose(7, 4) is None
 
 
 def test_the_entry_point_group_is_the_contract(installed: Distribution) -> None:

@@ -159,7 +159,8 @@ def test_a_small_cached_choice_does_not_decide_the_default(server: FileServer, t
         (404, "RepoNotFound", "ModelNotFoundError", "no such repository"),
         (401, "RepoNotFound", "ModelNotFoundError", "HF_TOKEN"),
         (403, "GatedRepo", "DownloadError", "gated"),
-        (400, "", "DownloadError", "BadRequestError"),
+        (400, "", "DownloadError", "cannot deliver hf:owner/repo: got BadRequestError"),
+        (400, "", "DownloadError", "or give the path of a GGUF file"),
     ],
 )
 def test_refusals_are_ours(server: FileServer, tmp_path: Path, status: int, code: str, error: str, text: str) -> None:
@@ -180,4 +181,4 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
         "except KineticError as e:\n    print(json.dumps([type(e).__name__, str(e)]))"
     )
     name, message = run("http://127.0.0.1:9", tmp_path, body)
-    assert name == "DownloadError" and "hf:owner/repo" in message
+    assert name == "DownloadError" and "hf:owner/repo" in message and "check the connection" in message

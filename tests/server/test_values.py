@@ -274,6 +274,7 @@ def test_a_field_given_twice(running: Running):
         (r'{"user": "\ud83d"}', "user"),
         (r'{"metadata": {"\ud83d": 1}}', "metadata"),
         (r'{"metadata": {"a": [1, NaN]}}', "metadata.a[1]"),
+        (r'{"metadata": {"a": [1, [true, {"b": [null, "\ud83d"]}]]}}', "metadata.a[1][1].b[1]"),
         (r'{"metadata": {"a": -1e999}}', "metadata.a"),
     ],
 )
@@ -317,6 +318,7 @@ def test_s5_a_prompt_longer_than_the_context(running: Running):
         (running.complete(prompt="x" * (context + 5)), "prompt"),
         (running.complete(prompt=["x", "x" * (context + 5)]), "prompt[1]"),
         (running.complete(prompt=[65] * (context + 5), stream=True), "prompt"),
+        (running.complete(prompt=["x", [10**9] * (context + 5)]), "prompt[1]"),  # none of its ids is looked at
     ):
         error = _error(answer)
         assert answer.status_code == 400
