@@ -9,6 +9,7 @@ import pytest
 from executables import HashModel
 
 from kinetic_core.engine.engine import Engine, EngineOptions
+from kinetic_core.engine.step_costs import StepCosts, prior
 from kinetic_core.interfaces import Executable, LoadOptions
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.backend import ReferenceBackend
@@ -78,3 +79,9 @@ def make_engine(predictable: TinyModel, random_model: TinyModel) -> Iterator[Mak
         engine.close()
         statistics = engine.statistics()
         assert (statistics["blocks_used"], statistics["slots_used"], statistics["open_requests"]) == (0, 0, 0)
+
+
+@pytest.fixture
+def by_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps cost what the prior says, whatever this machine does meanwhile."""
+    monkeypatch.setattr(StepCosts, "seconds", lambda _self, n_rows: 0.01 * prior(n_rows))
