@@ -70,6 +70,28 @@ def test_what_was_kept_is_forgotten() -> None:
     edits.forget((1, 2, 3))  # never learned
 
 
+def test_one_that_was_made_twice_is_forgotten_at_once() -> None:
+    edits = Edits()
+    for _ in range(2):
+        edits.learn([5, 6], [7])
+    edits.forget((5, 6))
+    assert edits.at(ints([5, 6]), 0) is None and not edits.touches(ints([5])) and len(edits) == 0
+    edits.learn([5, 6], [8])
+    assert edits.at(ints([5, 6]), 0) == Edit((5, 6), (8,), SHARES[0])
+
+
+def test_the_longest_is_forgotten_when_the_last_of_its_tokens_was_kept() -> None:
+    old = list(range(LONGEST))
+    edits = Edits()
+    edits.learn(old, [99])
+    edits.kept(ints([*old, 50]), 1)  # had been kept before
+    assert len(edits) == 1
+    edits.kept(ints([50, *old[:-1]]), LONGEST)  # not all of them
+    assert len(edits) == 1
+    edits.kept(ints([50, *old]), 1)
+    assert len(edits) == 0
+
+
 def test_the_oldest_leave() -> None:
     edits = Edits()
     for token in range(MOST):

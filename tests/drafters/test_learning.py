@@ -9,7 +9,7 @@ from kinetic_drafters.learner import SLICE, Learner
 from kinetic_drafters.ngrams import LONGEST
 from kinetic_drafters.requests import LEAST_AT_TOKENS, MOST_AT_ENDS, MOST_AT_TOKENS, RequestsDrafter
 from kinetic_drafters.tenant import Document, TenantIndex
-from kinetic_drafters.tenants import TENANT_BYTES, WAITING_SHARE, Tenant
+from kinetic_drafters.tenants import TENANT_BYTES, WAITING_SHARE, Tenant, Tenants
 from requests_support import Work, after, learn, learn_nothing, random_tokens, tokens_of
 
 
@@ -177,6 +177,69 @@ def test_what_waits_gives_way_where_no_document_can(monkeypatch: pytest.MonkeyPa
     for seed in range(5):
         learn(drafter, random_tokens(f"no room {seed}", 1000))
         assert drafter.statistics()["memory_bytes"] <= TENANT_BYTES
+
+
+def test_no_document_leaves_for_texts_that_wait_beyond_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of these are dropped before anybody is asked for memory."""
+    bound = 8 * TENANT_BYTES
+    drafter = RequestsDrafter(bound)
+    number = 0
+    while drafter.statistics()["memory_bytes"] < bound - 2 * bound // WAITING_SHARE:
+        learn(drafter, random_tokens(f"known {number}", 300))
+        number += 1
+    monkeypatch.setattr("kinetic_drafters.requests.MOST_AT_ENDS", 0)  # nothing is learned meanwhile
+    n_tokens = bound // WAITING_SHARE // 4 - 1000
+    for sequence in range(6):
+        drafter.begin(sequence, random_tokens(f"waits {sequence}", n_tokens))
+        drafter.end(sequence)
+        statistics = drafter.statistics()
+        assert 4 * n_tokens < statistics["waiting_bytes"] <= bound // WAITING_SHARE
+        assert statistics["evictions"] == 0 and statistics["documents"] == number
+    assert bound - statistics["memory_bytes"] < 4 * n_tokens  # two would not have had room
+
+
+def test_a_tenant_may_hold_an_equal_share_or_what_the_others_leave() -> None:
+    tenants = Tenants(10 * TENANT_BYTES)
+    small, large = tenants.enter("small"), tenants.enter("large")
+    assert small is not None and large is not None
+    for number in range(200):
+        text = random_tokens(number, 400)
+        tenants.learn(large, Learner(number, large.index, text), len(text))
+    assert large.held_bytes > 9 * TENANT_BYTES
+    assert tenants._limit_bytes(small) == 5 * TENANT_BYTES
+    assert tenants._limit_bytes(large) == 10 * TENANT_BYTES - small.held_bytes
+    assert tenants.held_bytes == small.held_bytes + large.held_bytes <= 10 * TENANT_BYTES
+
+
+def test_what_waits_is_dropped_beyond_its_share_of_what_others_leave() -> None:
+    tenants = Tenants(10 * TENANT_BYTES)
+    first, other = tenants.enter("first"), tenants.enter("other")
+    assert first is not None and other is not None
+    for number in range(6):
+        tenants.wait(first, Learner(number, first.index, random_tokens(f"waits {number}", 3000)))
+    waiting_bytes = first.waiting_bytes
+    for number in range(200):
+        text = random_tokens(number, 400)
+        tenants.learn(other, Learner(10 + number, other.index, text), len(text))
+    most_bytes = tenants._limit_bytes(first) // WAITING_SHARE
+    assert most_bytes < first.waiting_bytes == waiting_bytes  # the other one has given way so far
+    assert tenants.work_off(first, 0) == 0
+    assert most_bytes // 2 < first.waiting_bytes <= most_bytes
+    assert tenants.held_bytes == first.held_bytes + other.held_bytes
+
+
+def test_the_memory_may_be_held_to_the_last_byte() -> None:
+    tenants = Tenants(TENANT_BYTES)
+    tenant = tenants.enter("")
+    assert tenant is not None
+    text = random_tokens(45, 1000)
+    tenants.learn(tenant, Learner(1, tenant.index, text), len(text))
+    tenants.memory_bytes = tenants.held_bytes
+    tenants._changed(tenant)
+    assert tenant.index.n_documents == 1
+    tenants.memory_bytes -= 1
+    tenants._changed(tenant)
+    assert tenant.index.n_documents == 0 and tenants.held_bytes == tenant.held_bytes
 
 
 def test_what_waits_gives_way_when_the_share_gets_smaller() -> None:

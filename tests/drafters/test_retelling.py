@@ -275,6 +275,7 @@ def test_a_sketch_keeps_the_likeliest_with_their_parents() -> None:
     sketch = Sketch(Draft(DraftTree((1, 2, 3), (-1, 0, -1)), (0.5, 0.9, 0.3)))
     assert sketch.likeliest(-1) == 0 and sketch.likeliest(1) == -1
     assert sketch.add(-1, 3, 0.6) == 2  # the same guess again, thought to be likelier
+    assert sketch.add(-1, 3, 0.2) == 2 and sketch.shares[2] == 0.6  # nor less likely for another reason
     assert sketch.likeliest(-1) == 2
     sketch.graft(2, Draft(DraftTree((7, 8), (-1, 0)), (0.5, 0.1)))
     assert sketch.best(9) == Draft(DraftTree((1, 2, 3, 7, 8), (-1, 0, -1, 2, 3)), (0.5, 0.9, 0.6, 0.5, 0.1))

@@ -33,7 +33,7 @@ class _Text(SuffixIndex):
         if ahead is None:
             return
         count = ahead.follow(self.tokens)
-        if self.retelling is not None:
+        if self.retelling is not None and self.retelling.edits:
             first = max(self.since, ahead.at - count - LONGEST)
             self.retelling.edits.kept(self.tokens[first : ahead.at], count)
         if ahead.at < len(self.tokens):
@@ -41,25 +41,34 @@ class _Text(SuffixIndex):
             if ahead.length >= WORTH_KEEPING:
                 self.parted = ahead
 
-    def _align(self, found: dict[int, int]) -> None:
-        """Add to the places found where the text runs alongside itself, and take the best for that from now on."""
+    def _met_again(self) -> tuple[int, int] | None:
+        """(position, tokens of agreement) where the text agrees again with where it ran alongside itself before."""
+        parted = self.parted
+        met = None if parted is None else parted.met_again(self.tokens, len(self.tokens) - 1)
+        if parted is not None and met is not None and self.retelling is not None:
+            position, run = met
+            old = self.tokens[parted.position + 1 : position - run + 1]
+            self.retelling.edits.learn(old, self.tokens[parted.at : len(self.tokens) - run])
+        return met
+
+    def _aligned(self, found: dict[int, int]) -> list[tuple[int, int]]:
+        """The places ranked, with where the text runs alongside itself; the best is taken for that from now on."""
         ahead = self.alignment
         met = None
         if ahead is not None:
             found[ahead.position] = ahead.length
-        elif self.parted is not None:
-            met = self.parted.met_again(self.tokens, len(self.tokens) - 1)
+        else:
+            met = self._met_again()
             if met is not None:
                 position, run = met
-                if self.retelling is not None:
-                    old = self.tokens[self.parted.position + 1 : position - run + 1]
-                    self.retelling.edits.learn(old, self.tokens[self.parted.at : len(self.tokens) - run])
                 found[position] = max(found.get(position, 0), run + CREDIT)
-        if found:
-            length, position = max((length, position) for position, length in found.items())
+        ranked = _ranked(found)
+        if ranked:
+            length, position = ranked[0]
             if ahead is None or position != ahead.position:
                 self.alignment = Alignment(None, self.tokens, position, length, len(self.tokens))
                 self.since = len(self.tokens) - (met[1] if met is not None and met[0] == position else length)
+        return ranked
 
     def _following(self, position: int, guessed: Sequence[int], max_tokens: int) -> array[int]:
         """The tokens after a position, the guesses among them; at the end the text is taken to repeat itself."""
@@ -82,22 +91,29 @@ class _Text(SuffixIndex):
     def _by_tokens(self, guessed: Sequence[int], max_tokens: int) -> tuple[Draft | None, int]:
         """A draft, and the index of the token that follows the best place."""
         found = self.places(guessed)
-        if not guessed:
-            self._align(found)
-        elif self.alignment is not None:
-            start = self.alignment.position + 1
-            if self.tokens[start : start + len(guessed)].tolist() == list(guessed):
-                found[start + len(guessed) - 1] = self.alignment.length + len(guessed)
-        if not found:
+        if guessed:
+            ahead = self.alignment
+            if ahead is not None:
+                start = ahead.position + 1
+                if self.tokens[start : start + len(guessed)].tolist() == list(guessed):
+                    found[start + len(guessed) - 1] = ahead.length + len(guessed)
+            ranked = _ranked(found)
+        else:
+            ranked = self._aligned(found)
+        if not ranked:
             return None, len(self.tokens)
-        ranked = sorted(found.items(), key=lambda item: (-item[1], -item[0]))[:PLACES]
-        places = [Place(length, self._following(position, guessed, max_tokens)) for position, length in ranked]
-        return merged(places, max_tokens), ranked[0][0] + 1
+        places = [Place(length, self._following(position, guessed, max_tokens)) for length, position in ranked[:PLACES]]
+        return merged(places, max_tokens), ranked[0][1] + 1
 
     @property
     def all_bytes(self) -> int:
         """Bytes of memory, of the words too."""
         return self.held_bytes + (0 if self.retelling is None else self.retelling.held_bytes)
+
+
+def _ranked(found: dict[int, int]) -> list[tuple[int, int]]:
+    """[(length, position)] of {position: length}, the longest first, of these the last."""
+    return sorted([(length, position) for position, length in found.items()], reverse=True)
 
 
 class ContextDrafter(Drafter):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
-import attrs
 import numpy as np
 
 from kinetic_core.interfaces import Draft, DraftTree
@@ -24,8 +24,7 @@ LEAST_REACHED = 0.05
 """A token that is reached with a lower estimated probability is left out: hardly any step is that cheap per row."""
 
 
-@attrs.frozen
-class Place:
+class Place(NamedTuple):
     """A place whose last `length` tokens are those that the text ends with, and the tokens that followed it there."""
 
     length: int
@@ -33,74 +32,113 @@ class Place:
 
 
 def merged(places: Sequence[Place], max_tokens: int) -> Draft | None:
-    """The draft of at most `max_tokens` tokens that these places, best first, agree or disagree on; None: nothing.
+    """The draft of at most `max_tokens` tokens that these places agree or disagree on; None: nothing.
 
-    Tokens are taken in the order of the estimated probability that they are reached, so the likeliest path grows deep
-    and others stay short.
+    places: the longest first. Tokens are taken in the order of the estimated probability that they are reached, so the
+    likeliest path grows deep and others stay short.
     """
-    places = [place for place in places if place.following]
-    if not places:
+    agreeing = [place for place in places if place.following]
+    if not agreeing:
         return None
-    if all(place.following == places[0].following for place in places):
-        return _chain(places[0], len(places), max_tokens)
+    if all(place.following == agreeing[0].following for place in agreeing):
+        return _chain(agreeing, max_tokens)
     tokens: list[int] = []
     parents: list[int] = []
     expected: list[float] = []
+    # (-probability, how many came before, parent, depth, estimate, places) of guesses that were not taken yet.
     heap: list[tuple[float, int, int, int, float, list[Place]]] = []
-    order = _push(heap, places, -1, 0, 1.0, 0)
-    while heap and len(tokens) < max_tokens:
-        reached, _, parent, depth, share, agreeing = heappop(heap)
+    node, depth, reached, n_pushed = -1, 0, 1.0, 0
+    while len(tokens) < max_tokens:
+        branches = _branches(agreeing, depth)
+        if len(branches) == 1 and not heap:  # nothing else may be likelier: many at once
+            ((_, agreeing),) = branches
+            n_alike = min(_alike(agreeing, depth), max_tokens - len(tokens))
+            shares, reached = _shares(agreeing, depth, n_alike, reached)
+            n_taken = len(shares)
+            if n_taken:
+                parents.append(node)
+                parents.extend(range(len(tokens), len(tokens) + n_taken - 1))
+                tokens.extend(agreeing[0].following[depth : depth + n_taken])
+                expected.extend(shares)
+                node = len(tokens) - 1
+                depth += n_taken
+            if n_taken < n_alike:
+                break
+            continue
+        for share, group in branches:
+            if reached * share >= LEAST_REACHED:
+                heappush(heap, (-reached * share, n_pushed, node, depth, share, group))
+                n_pushed += 1
+        if not heap:
+            break
+        unlikely, _, parent, depth, share, agreeing = heappop(heap)
         node = len(tokens)
         tokens.append(agreeing[0].following[depth])
         parents.append(parent)
         expected.append(share)
-        order = _push(heap, agreeing, node, depth + 1, -reached, order)
+        reached = -unlikely
+        depth += 1
     return Draft(DraftTree(tuple(tokens), tuple(parents)), tuple(expected))
 
 
-def _chain(place: Place, n_places: int, max_tokens: int) -> Draft:
-    expected: list[float] = []
-    reached = 1.0
-    for length in range(place.length, place.length + min(max_tokens, len(place.following))):
-        share = 1 - ESCAPES[min(length, LENGTHS)] / n_places
-        reached *= share
-        if reached < LEAST_REACHED:
+def _chain(agreeing: list[Place], max_tokens: int) -> Draft:
+    following = agreeing[0].following[:max_tokens]
+    shares, _ = _shares(agreeing, 0, len(following), 1.0)
+    return Draft(DraftTree.chain(following[: len(shares)]), tuple(shares))
+
+
+def _shares(agreeing: list[Place], depth: int, n_tokens: int, reached: float) -> tuple[list[float], float]:
+    """(estimates of the next tokens, while they are likely to be reached; how likely the last is).
+
+    These places agree on all of them; reached: how likely the one before is.
+    """
+    length, n_places = agreeing[0].length + depth, len(agreeing)
+    escapes = ESCAPES[length : length + n_tokens]
+    if len(escapes) < n_tokens:
+        escapes += ESCAPES[LENGTHS:] * (n_tokens - len(escapes))
+    shares: list[float] = []
+    for escape in escapes:
+        share = 1 - escape / n_places
+        if reached * share < LEAST_REACHED:
             break
-        expected.append(share)
-    return Draft(DraftTree.chain(place.following[: len(expected)]), tuple(expected))
+        reached *= share
+        shares.append(share)
+    return shares, reached
 
 
-def _push(
-    heap: list[tuple[float, int, int, int, float, list[Place]]],
-    places: list[Place],
-    parent: int,
-    depth: int,
-    reached: float,
-    order: int,
-) -> int:
-    """Puts what these places continue with at a depth on the heap; returns the next free number of an entry."""
+def _alike(agreeing: list[Place], depth: int) -> int:
+    """How many tokens from a depth on, where these places agree, they all continue with: half as many or more."""
+    following = agreeing[0].following
+    if len(agreeing) == 1:
+        return len(following) - depth
+    n_tokens = min([len(place.following) for place in agreeing]) - depth
+    while n_tokens > 1:
+        wanted = following[depth : depth + n_tokens]
+        if all(place.following[depth : depth + n_tokens] == wanted for place in agreeing):
+            break
+        n_tokens //= 2
+    return n_tokens
+
+
+def _branches(places: list[Place], depth: int) -> list[tuple[float, list[Place]]]:
+    """[(estimate, places)]: the tokens that these places continue with at a depth, as the places that agree on one."""
     if len(places) == 1:
-        (place,) = places
-        share = 1 - ESCAPES[min(place.length + depth, LENGTHS)]
-        if depth < len(place.following) and reached * share >= LEAST_REACHED:
-            heappush(heap, (-reached * share, order, parent, depth, share, places))
-            order += 1
-        return order
+        length, following = places[0]
+        return [(1 - ESCAPES[min(length + depth, LENGTHS)], places)] if depth < len(following) else []
     groups: dict[int, list[Place]] = {}
-    total = 0.0
-    longest = 0
-    n_places = 0
+    weights: dict[int, float] = {}  # their sums are exact: integers
+    longest = n_places = 0
     for place in places:
-        if depth < len(place.following):
-            length = min(place.length + depth, LENGTHS)
-            total += WEIGHTS[length]
+        length, following = place
+        if depth < len(following):
+            length = min(length + depth, LENGTHS)
+            longest = longest or length
             n_places += 1
-            longest = max(longest, length)
-            groups.setdefault(place.following[depth], []).append(place)
-    for group in groups.values():
-        weight = sum(WEIGHTS[min(place.length + depth, LENGTHS)] for place in group)
-        share = (1 - ESCAPES[longest] / n_places) * weight / total
-        if reached * share >= LEAST_REACHED:
-            heappush(heap, (-reached * share, order, parent, depth, share, group))
-            order += 1
-    return order
+            token = following[depth]
+            groups.setdefault(token, []).append(place)
+            weights[token] = weights.get(token, 0.0) + WEIGHTS[length]
+    total = sum(weights.values())
+    return [
+        ((1 - ESCAPES[longest] / n_places) * weight / total, group)
+        for weight, group in zip(weights.values(), groups.values(), strict=True)
+    ]

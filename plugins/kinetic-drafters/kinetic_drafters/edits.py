@@ -31,6 +31,9 @@ class Edits:
         self._counts: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}  # old -> (new, how often)
         self._by_first: dict[int, list[tuple[int, ...]]] = {}
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
     def learn(self, old: Iterable[int], new: Iterable[int]) -> None:
         """A replacement was made. Insertions, deletions and long ones are left alone."""
         before, after = tuple(old), tuple(new)
@@ -73,7 +76,7 @@ class Edits:
 
     def touches(self, tokens: array[int]) -> bool:
         """Might one of these tokens begin a replacement?"""
-        return bool(self._by_first) and not self._by_first.keys().isdisjoint(tokens)
+        return not self._by_first.keys().isdisjoint(tokens)
 
     @property
     def held_bytes(self) -> int:

@@ -8,7 +8,8 @@ that were replaced before, their replacement is put in.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
 
 from kinetic_core.errors import RequestError
 from kinetic_core.interfaces import Draft, DraftTree, TokenTexts
@@ -45,6 +46,8 @@ Continue = Callable[[Sequence[int], int], Draft | None]
 class Sketch:
     """A draft that grows. shares[i]: how likely token i is, given its parent."""
 
+    __slots__ = ("_children", "parents", "shares", "token_ids")
+
     def __init__(self, draft: Draft | None) -> None:
         self.token_ids: list[int] = []
         self.parents: list[int] = []
@@ -54,22 +57,26 @@ class Sketch:
 
     def add(self, parent: int, token: int, share: float) -> int:
         """A guess after `parent`; its number."""
-        children = self._children.setdefault(parent, [])
-        for child in children:
-            if self.token_ids[child] == token:
-                self.shares[child] = max(self.shares[child], share)
-                return child
-        children.append(len(self.token_ids))
-        self.token_ids.append(token)
+        token_ids = self.token_ids
+        node = len(token_ids)
+        children = self._children.get(parent)
+        if children is None:
+            self._children[parent] = [node]
+        else:
+            for child in children:
+                if token_ids[child] == token:
+                    self.shares[child] = max(self.shares[child], share)
+                    return child
+            children.append(node)
+        token_ids.append(token)
         self.parents.append(parent)
         self.shares.append(share)
-        return children[-1]
+        return node
 
-    def chain(self, parent: int, tokens: Sequence[int], share: float) -> int:
-        """Guesses one after the other after `parent`, the first with this share; the last one's number."""
-        for token in tokens:
+    def chain(self, parent: int, tokens: Iterable[int], shares: Iterable[float]) -> int:
+        """Guesses one after the other after `parent`; the last one's number."""
+        for token, share in zip(tokens, shares, strict=False):
             parent = self.add(parent, token, share)
-            share = ESTIMATE_WITHIN
         return parent
 
     def graft(self, parent: int, draft: Draft | None) -> None:
@@ -82,21 +89,25 @@ class Sketch:
 
     def likeliest(self, node: int) -> int:
         """The likeliest guess after `node`; -1: none."""
-        return max(self._children.get(node, ()), key=lambda child: self.shares[child], default=-1)
+        children = self._children.get(node)
+        if children is None:
+            return -1
+        return children[0] if len(children) == 1 else max(children, key=self.shares.__getitem__)
 
     def best(self, most: int) -> Draft | None:
         """The `most` guesses that are likeliest to be reached, as a draft."""
-        chances: list[float] = []
-        for parent, share in zip(self.parents, self.shares, strict=True):
-            chances.append(share if parent < 0 else chances[parent] * share)
+        token_ids, parents, shares = self.token_ids, self.parents, self.shares
+        if len(token_ids) <= most:
+            return Draft(DraftTree(tuple(token_ids), tuple(parents)), tuple(shares)) if token_ids else None
+        unlikely: list[float] = []  # how likely each is reached, negated
+        for parent, share in zip(parents, shares, strict=True):
+            unlikely.append(-share if parent < 0 else unlikely[parent] * share)
         # Stable, and a guess is never likelier than what it follows: parents come along.
-        nodes = sorted(sorted(range(len(chances)), key=lambda node: -chances[node])[:most])
+        nodes = sorted(sorted(range(len(unlikely)), key=unlikely.__getitem__)[:most])
         place = {node: number for number, node in enumerate(nodes)}
-        tree = DraftTree(
-            tuple(self.token_ids[node] for node in nodes),
-            tuple(place.get(self.parents[node], -1) for node in nodes),
-        )
-        return Draft(tree, tuple(self.shares[node] for node in nodes)) if nodes else None
+        place[-1] = -1
+        tree = DraftTree(tuple([token_ids[node] for node in nodes]), tuple([place[parents[node]] for node in nodes]))
+        return Draft(tree, tuple([shares[node] for node in nodes]))
 
 
 class Retelling:
@@ -143,7 +154,7 @@ class Retelling:
                 share, put_in = self._next_words(sketch, child, tokens, path)
                 if put_in and self._watched is None:
                     self._watched = len(tokens), (*path, put_in[0])
-            leaf = sketch.chain(node, put_in, share)
+            leaf = sketch.chain(node, put_in, chain((share,), repeat(ESTIMATE_WITHIN))) if put_in else node
             if not put_in or (child >= 0 and share <= sketch.shares[child]):
                 if child < 0:
                     break
@@ -157,13 +168,13 @@ class Retelling:
             room = max_tokens - len(path)
             if edit is not None:
                 ahead += len(edit.old)
-                following = tokens[ahead : ahead + room]
-                sketch.graft(leaf, Draft(DraftTree.chain(following), (ESTIMATE_BEHIND_EDIT,) * len(following)))
+                sketch.chain(leaf, tokens[ahead : ahead + room], repeat(ESTIMATE_BEHIND_EDIT))
                 continue
             n_words += 1
             ahead = self._behind_word(tokens, ahead)
             if ahead < len(tokens):
-                sketch.graft(leaf, self._form(tokens[ahead : ahead + room]))
+                following = tokens[ahead : ahead + room]
+                sketch.chain(leaf, following, map(self._form_estimate, following))
             elif room > 0:
                 sketch.graft(leaf, follow(path, room))
         if looks and self._watched is None:
@@ -192,20 +203,22 @@ class Retelling:
 
     def _behind_word(self, tokens: array[int], at: int) -> int:
         """Index of the token behind the words that stand at `at`; the number of tokens where none ends there."""
-        text, ends = b"", []
-        for token in tokens[at : at + LONGEST_WORDS]:
-            text += self._bytes(token)
-            ends.append(len(text))
+        pieces = list(map(self._bytes, tokens[at : at + LONGEST_WORDS]))
+        text = b"".join(pieces)
         first = WORD.search(text)
         words = RUN.match(text, first.start()) if first is not None else None
-        if words is None or words.end() not in ends:
-            return len(tokens)
-        return at + ends.index(words.end()) + 1
+        if words is not None:
+            left = words.end()
+            for piece in pieces:
+                at += 1
+                left -= len(piece)
+                if left <= 0:
+                    return at if left == 0 else len(tokens)
+        return len(tokens)
 
-    def _form(self, tokens: Sequence[int]) -> Draft:
-        """A chain of what stood behind other words in this form. Where a word begins it is less sure."""
-        shares = tuple(FORM_ESTIMATES[WORD.search(self._bytes(token)) is not None] for token in tokens)
-        return Draft(DraftTree.chain(tokens), shares)
+    def _form_estimate(self, token: int) -> float:
+        """How likely a token is that stood behind other words in this form. Where a word begins it is less sure."""
+        return FORM_ESTIMATES[WORD.search(self._bytes(token)) is not None]
 
     def _read(self, tokens: array[int]) -> bool:
         """Take in text that came since; False where some is left."""
@@ -224,11 +237,13 @@ class Retelling:
         self, sketch: Sketch, child: int, tokens: array[int], path: Sequence[int]
     ) -> tuple[float, Sequence[int]]:
         """(estimate, tokens) of other words than those that begin with the guess `child` after the guesses `path`."""
-        ahead = self._bytes(sketch.token_ids[child]) if child >= 0 else b""
-        first = WORD.search(ahead)
-        if child >= 0 and first is None:
-            return 0.0, ()  # another word does not begin here
-        lead = ahead[: first.start()] if first is not None else b""
+        ahead = lead = b""
+        if child >= 0:
+            ahead = self._bytes(sketch.token_ids[child])
+            first = WORD.search(ahead)
+            if first is None:
+                return 0.0, ()  # another word does not begin here
+            lead = ahead[: first.start()]
         guessed = b"".join(map(self._bytes, path))
         for found in self._index.following(guessed + lead)[:2]:
             new = lead + found.words[len(found.begun) :]

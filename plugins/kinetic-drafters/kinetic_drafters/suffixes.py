@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -81,11 +80,10 @@ class SuffixIndex:
         """Index one token; at least `SIZES[-1]` were before it."""
         tokens, rolling, shift = self.tokens, self.rolling, 32 - self.bits
         token = tokens[position]
-        for k, (size, power) in enumerate(_LEAVING):
+        for k, (heads, links, (size, power)) in enumerate(zip(self.heads, self.links, _LEAVING, strict=True)):
             rolling[k] = value = (rolling[k] * BASE + token - tokens[position - size] * power) & MASK
             bucket = ((value * SCATTER) & MASK) >> shift
-            heads = self.heads[k]
-            self.links[k].append(heads[bucket])
+            links.append(heads[bucket])
             heads[bucket] = position
 
     def _insert_all(self, start: int) -> None:
@@ -120,30 +118,34 @@ class SuffixIndex:
         They are the last PLACES places of the longest n-grams of SIZES that come again; shorter ones are looked up
         until ENOUGH were found. Lengths go up to LONGEST. The text's own end is none. Call `update` before.
         """
-        tail = self.tokens[-LONGEST:]
+        tokens = self.tokens
+        tail = tokens[-LONGEST:]
         if guessed:
             tail.extend(guessed)
             del tail[:-LONGEST]
             hashes = tail_hashes(tail, SIZES)
-            end = -1
-        else:
-            hashes = self.rolling[: bisect_right(SIZES, len(tail))]
-            end = len(self.tokens) - 1
+            n_sizes, steps = len(hashes), STEPS
+        else:  # the last that fell into the same buckets as the end is the end itself
+            n_sizes, steps = len(SIZES) if tail else 0, STEPS - 1
         found: dict[int, int] = {}
-        for k in range(len(hashes) - 1, -1, -1):
+        for k in range(n_sizes - 1, -1, -1):
+            position = self.heads[k][bucket_of(hashes[k], self.bits)] if guessed else self.links[k][-1]
+            if position < 0:
+                continue
             size = SIZES[k]
             links = self.links[k]
             wanted = tail[-size:]
-            position = self.heads[k][bucket_of(hashes[k], self.bits)]
             n_found = 0
-            for _ in range(STEPS):
-                if position < 0 or n_found == PLACES:
-                    break
-                if position != end and self.tokens[position - size + 1 : position + 1] == wanted:
-                    n_found += 1
+            for _ in range(steps):
+                if tokens[position - size + 1 : position + 1] == wanted:
                     if position not in found:
-                        found[position] = match_length(self.tokens, position, tail, size)
+                        found[position] = match_length(tokens, position, tail, size)
+                    n_found += 1
+                    if n_found == PLACES:
+                        break
                 position = links[position]
+                if position < 0:
+                    break
             if len(found) >= ENOUGH:
                 break
         return found

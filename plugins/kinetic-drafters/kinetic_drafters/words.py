@@ -17,11 +17,11 @@ from array import array
 from typing import NamedTuple
 from zlib import crc32
 
-_LETTER = (
-    rb"(?:[0-9A-Za-z]|[\xc3-\xdf][\x80-\xbf]|(?:[\xe0\xe1\xe4-\xee][\x80-\xbf]|\xe3[\x81-\xbf])[\x80-\xbf]"
+_LETTERS = (
+    rb"(?:[0-9A-Za-z]+|[\xc3-\xdf][\x80-\xbf]|(?:[\xe0\xe1\xe4-\xee][\x80-\xbf]|\xe3[\x81-\xbf])[\x80-\xbf]"
     rb"|[\xf0-\xf4][\x80-\xbf]{3})"
 )
-_WORD = _LETTER + rb"+"
+_WORD = _LETTERS + rb"+"
 WORD = re.compile(_WORD)
 """A word in UTF-8. Beyond ASCII nearly all is letters, but U+0080 to U+00BF, U+2000 to U+303F and U+F000 to U+FFFF."""
 RUN = re.compile(_WORD + rb"(?:[ _'.@-]" + _WORD + rb")*")
