@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import attrs
-import broken
+import broken_backends as backends
 import broken_engines as engines
 import pytest
 from test_suite import case_of, suite_of
@@ -91,7 +91,7 @@ def test_what_is_right_passes_the_clauses_of_trees(kind: str) -> None:
 )
 def test_a_broken_executable_fails(kind: str, executable: str, clause_id: str, of_states: str, of_keys: str) -> None:
     words = of_states if kind in RECURRENT else of_keys
-    fails(suite_of(only(kind), broken.BACKENDS[executable]), clause_id, words)
+    fails(suite_of(only(kind), backends.BACKENDS[executable]), clause_id, words)
 
 
 HISTORIES: dict[str, tuple[Break, str]] = {

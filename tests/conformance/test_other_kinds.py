@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import broken
+import broken_backends as backends
+import broken_drafters as drafters
 import caches
 import pytest
 
@@ -60,19 +61,19 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "BACK-27": ("OneScaleOff", "", "a matrix of Q8_0 times integers"),
 }
 DRAFTERS: dict[str, tuple[Any, str]] = {
-    "DRAFT-01": (broken.MeddlesWithState, "the answer to a random prompt"),
-    "DRAFT-02": (broken.MeddlesWithState, "the answer to a repetitive prompt"),
-    "DRAFT-03": (broken.FailsBesideOthers, "the drafter failed and was turned off"),
-    "DRAFT-04": (broken.TooLong, "a draft of"),
-    "DRAFT-05": (broken.Branches, "say branches=False"),
-    "DRAFT-06": (broken.LooksAtHidden, "the drafter called hidden"),
-    "DRAFT-07": (broken.Remembers, "an earlier request changes a proposal"),
+    "DRAFT-01": (drafters.MeddlesWithState, "the answer to a random prompt"),
+    "DRAFT-02": (drafters.MeddlesWithState, "the answer to a repetitive prompt"),
+    "DRAFT-03": (drafters.FailsBesideOthers, "the drafter failed and was turned off"),
+    "DRAFT-04": (drafters.TooLong, "a draft of"),
+    "DRAFT-05": (drafters.Branches, "say branches=False"),
+    "DRAFT-06": (drafters.LooksAtHidden, "the drafter called hidden"),
+    "DRAFT-07": (drafters.Remembers, "an earlier request changes a proposal"),
 }
 HEADS: dict[str, tuple[Any, str]] = {
-    "HEAD-01": (broken.ScaledHead, "the head's logits against"),
-    "HEAD-02": (broken.ReversedHead, "got the tokens"),
-    "HEAD-03": (broken.ScaledHead, "the scores are not the full output layer's"),
-    "HEAD-04": (broken.ScaledHead, "a wanted row among few"),
+    "HEAD-01": (drafters.ScaledHead, "the head's logits against"),
+    "HEAD-02": (drafters.ReversedHead, "got the tokens"),
+    "HEAD-03": (drafters.ScaledHead, "the scores are not the full output layer's"),
+    "HEAD-04": (drafters.ScaledHead, "a wanted row among few"),
 }
 CACHES: dict[str, tuple[Any, str]] = {
     "CACHE-01": (caches.StaleStates, "tokens from the cache"),
@@ -108,7 +109,7 @@ def check(good: type[Conformance], bad: type[Conformance], clause_id: str, words
 @pytest.mark.parametrize("clause_id", BACKENDS)
 def test_a_broken_backend_fails_at_its_clause(clause_id: str) -> None:
     name, subject, words = BACKENDS[clause_id]
-    target = broken.BACKENDS.get(name) or getattr(broken, name)
+    target = backends.BACKENDS.get(name) or getattr(backends, name)
     good, bad = make(BackendConformance, ReferenceBackend), make(BackendConformance, target)
     check(good, bad, clause_id, words, subject)
 
@@ -121,7 +122,7 @@ def test_a_broken_backend_fails_at_its_clause(clause_id: str) -> None:
     ],
 )
 def test_a_quantized_model_is_held_to_the_reference_closer_than_rounding(name: str, words: str) -> None:
-    suite = make(BackendConformance, broken.BACKENDS[name], formats=("Q8_0",))
+    suite = make(BackendConformance, backends.BACKENDS[name], formats=("Q8_0",))
     with pytest.raises(ClauseFailure, match=re.escape(words)):
         case_of(suite, "BACK-17", "recurrent-Q8_0").run()
     suite.close()
@@ -135,7 +136,7 @@ def test_rounding_activations_is_no_fault(backend: Any) -> None:
 
 
 def test_ties_are_broken_alike_in_draft_rows() -> None:
-    suite = make(BackendConformance, broken.BACKENDS["TiesGoHighInDrafts"])
+    suite = make(BackendConformance, backends.BACKENDS["TiesGoHighInDrafts"])
     with pytest.raises(ClauseFailure, match="ties of equal rows do not go to the lowest token id in a draft row"):
         case_of(suite, "BACK-25").run()
     suite.close()
@@ -144,12 +145,12 @@ def test_ties_are_broken_alike_in_draft_rows() -> None:
 @pytest.mark.parametrize("clause_id", DRAFTERS)
 def test_a_broken_drafter_fails_at_its_clause(clause_id: str) -> None:
     target, words = DRAFTERS[clause_id]
-    good = make(DrafterConformance, broken.LastTokens, backend="reference")
+    good = make(DrafterConformance, drafters.LastTokens, backend="reference")
     check(good, make(DrafterConformance, target, backend="reference"), clause_id, words, None)
 
 
 def test_tenants_of_a_drafter_that_learns_are_apart() -> None:
-    suite = make(DrafterConformance, broken.MixesTenants, backend="reference")
+    suite = make(DrafterConformance, drafters.MixesTenants, backend="reference")
     with pytest.raises(ClauseFailure, match="for another"):
         case_of(suite, "DRAFT-07").run()
     suite.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import broken
+import broken_backends as backends
 import pytest
 from test_suite import Recurrent, suite_of
 
@@ -56,7 +56,7 @@ def test_a_page_stands_by_itself_and_tells_formats_from_names() -> None:
 
 @pytest.mark.parametrize("xfails", [{}, {"ARCH-16": "counts its threads"}])
 def test_a_page_of_what_does_not(xfails: dict[str, str]) -> None:
-    document = report_of(broken.BACKENDS["DependsOnThreads"], ("ARCH-16", "ARCH-21"), xfails=xfails)
+    document = report_of(backends.BACKENDS["DependsOnThreads"], ("ARCH-16", "ARCH-21"), xfails=xfails)
     page = as_markdown(document)
     assert row(page)[3:6] == ["1", "0", "1"]
     said = "expected failure: counts its threads" if xfails else "failed: 3 threads against 2"

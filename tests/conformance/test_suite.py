@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import broken
+import broken_architectures as architectures
+import broken_backends as backends
 import pytest
 
 from kinetic_core.conformance import ArchitectureConformance, Case, ClauseFailure, Conformance, NotApplicable
@@ -76,14 +77,18 @@ BROKEN: dict[str, tuple[Any, Any, str]] = {
     "ARCH-18": (Recurrent, "Inaccurate", "F32 with an f32 cache: the largest difference"),
     "ARCH-19": (Prediction, "PredictionKeepsGuesses", "after wrong guesses"),
     "ARCH-20": (Prediction, "PredictionInaccurate", "the prediction block, F32"),
-    "ARCH-21": (broken.IgnoresUnknown, None, "has the unknown tensor 'unheard_of.weight' is accepted"),
-    "ARCH-22": (broken.ToleratesMissing, None, "lacks the tensor 'blk.0.ffn_up.weight' is accepted"),
-    "ARCH-23": (broken.NamelessShapeError, None, "without naming it: something does not fit"),
-    "ARCH-24": (broken.GuessesMissingKeys, None, "'tiny-hybrid.rope.freq_base' is accepted"),
-    "ARCH-25": (broken.DeniesWindow, None, "say has_sliding_window=False, the variant 'untied'"),
-    "ARCH-26": (broken.ClaimsExperts, None, "say has_experts=True, no variant"),
-    "ARCH-27": (broken.TwoOfAName, None, "uses a name twice"),
-    "ARCH-28": (broken.Narrow, None, "can be stored as Q4_K: declare one whose rows are a multiple of 256 wide"),
+    "ARCH-21": (architectures.IgnoresUnknown, None, "has the unknown tensor 'unheard_of.weight' is accepted"),
+    "ARCH-22": (architectures.ToleratesMissing, None, "lacks the tensor 'blk.0.ffn_up.weight' is accepted"),
+    "ARCH-23": (architectures.NamelessShapeError, None, "without naming it: something does not fit"),
+    "ARCH-24": (architectures.GuessesMissingKeys, None, "'tiny-hybrid.rope.freq_base' is accepted"),
+    "ARCH-25": (architectures.DeniesWindow, None, "say has_sliding_window=False, the variant 'untied'"),
+    "ARCH-26": (architectures.ClaimsExperts, None, "say has_experts=True, no variant"),
+    "ARCH-27": (architectures.TwoOfAName, None, "uses a name twice"),
+    "ARCH-28": (
+        architectures.Narrow,
+        None,
+        "can be stored as Q4_K: declare one whose rows are a multiple of 256 wide",
+    ),
     "ARCH-29": (Recurrent, "DraftsAreStored", "an answer that ends by max_tokens, with right guesses past the end"),
 }
 
@@ -96,7 +101,7 @@ def test_something_broken_fails_at_its_clause(clause_id: str) -> None:
     good = suite_of(right, ReferenceBackend, formats)
     case_of(good, clause_id).run()
     good.close()
-    bad = suite_of(target, broken.BACKENDS[backend] if backend else ReferenceBackend, formats)
+    bad = suite_of(target, backends.BACKENDS[backend] if backend else ReferenceBackend, formats)
     with pytest.raises(ClauseFailure, match=re.escape(words)) as failure:
         case_of(bad, clause_id).run()
     bad.close()
@@ -106,12 +111,42 @@ def test_something_broken_fails_at_its_clause(clause_id: str) -> None:
 
 ALSO_BROKEN: tuple[tuple[str, Any, str, str], ...] = (
     # clause, architecture, variant, words of the message
-    ("ARCH-22", broken.RouterBiasIsOptional, "sigmoid-experts", "the tensor 'blk.0.exp_probs_b.bias' is accepted"),
-    ("ARCH-22", broken.DeclaresTooMuch, "recurrent", "'blk.0.ssm_norm.weight', which is declared optional, is refused"),
-    ("ARCH-22", broken.NeverWithoutOutput, "untied", "'output.weight' is declared optional and every variant has it"),
-    ("ARCH-24", broken.NamesAnotherKey, "untied", "'tiny-hybrid.rope.freq_base' is refused without naming it"),
-    ("ARCH-24", broken.AnotherDefault, "experts", "'tiny-hybrid.expert_used_count' is not as one with its declared"),
-    ("ARCH-24", broken.ReadsPastTheReads, "untied", "'tiny-hybrid.extra' is read past the metadata's typed reads"),
+    (
+        "ARCH-22",
+        architectures.RouterBiasIsOptional,
+        "sigmoid-experts",
+        "the tensor 'blk.0.exp_probs_b.bias' is accepted",
+    ),
+    (
+        "ARCH-22",
+        architectures.DeclaresTooMuch,
+        "recurrent",
+        "'blk.0.ssm_norm.weight', which is declared optional, is refused",
+    ),
+    (
+        "ARCH-22",
+        architectures.NeverWithoutOutput,
+        "untied",
+        "'output.weight' is declared optional and every variant has it",
+    ),
+    (
+        "ARCH-24",
+        architectures.NamesAnotherKey,
+        "untied",
+        "'tiny-hybrid.rope.freq_base' is refused without naming it",
+    ),
+    (
+        "ARCH-24",
+        architectures.AnotherDefault,
+        "experts",
+        "'tiny-hybrid.expert_used_count' is not as one with its declared",
+    ),
+    (
+        "ARCH-24",
+        architectures.ReadsPastTheReads,
+        "untied",
+        "'tiny-hybrid.extra' is read past the metadata's typed reads",
+    ),
 )
 
 
@@ -165,7 +200,7 @@ def test_formats_that_fit_nothing_leave_no_model() -> None:
 
 
 def test_clauses_say_where_they_do_not_apply() -> None:
-    suite = suite_of(Recurrent, broken.NoDrafts)
+    suite = suite_of(Recurrent, backends.NoDrafts)
     for clause_id in ("ARCH-05", "ARCH-08", "ARCH-10", "ARCH-14"):
         with pytest.raises(NotApplicable, match="the backend takes no"):
             case_of(suite, clause_id).run()
@@ -201,7 +236,7 @@ def test_expected_failures_need_a_clause_and_a_reason(xfails: dict[str, Any], wo
 
 def test_expected_failures_are_strict() -> None:
     xfails = {"ARCH-16": "counts its threads", "ARCH-03-recurrent-F32": "a wrong guess"}
-    suite = suite_of(Recurrent, broken.BACKENDS["DependsOnThreads"], xfails=xfails)
+    suite = suite_of(Recurrent, backends.BACKENDS["DependsOnThreads"], xfails=xfails)
     results = {clause_id: run_case(case_of(suite, clause_id)) for clause_id in ("ARCH-16", "ARCH-03")}
     suite.close()
     assert (results["ARCH-16"].outcome, results["ARCH-16"].message) == ("expected failure", "counts its threads")
@@ -223,7 +258,7 @@ def test_models_that_cannot_be_made_fail() -> None:
 
 def test_nothing_checked_does_not_conform() -> None:
     plugin = Plugin("toy", "toy.plugin", "kinetic-arch-toy", "1.0")
-    report = run_suite(suite_of(Recurrent, broken.NoDrafts), plugin)
+    report = run_suite(suite_of(Recurrent, backends.NoDrafts), plugin)
     assert report.count("passed") > 0
     skipped = tuple(r for r in report.results if r.outcome == "not applicable")
     assert not attrs.evolve(report, results=skipped).conforms

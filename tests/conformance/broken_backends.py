@@ -1,9 +1,8 @@
-"""Plugins that are wrong on purpose, each in one way: the reference with one mistake, the miniature with another."""
+"""Backends that are wrong on purpose: the reference with one mistake each; and two that are honest."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -11,21 +10,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from kinetic_core.errors import BackendError, NumericalError, TensorError
+from kinetic_core.errors import BackendError, NumericalError
 from kinetic_core.interfaces import (
-    ArchitectureCapabilities,
     BackendCapabilities,
-    Draft,
-    Drafter,
-    DrafterCapabilities,
-    DraftTree,
     RowBatch,
     SequenceRows,
-    TinyVariant,
 )
 from kinetic_core.reference.backend import ReferenceBackend, ReferenceExecutable
-from kinetic_core.reference.head import FullHead
-from kinetic_core.reference.tiny_hybrid import TinyHybrid
 
 
 class _Broken(ReferenceBackend):
@@ -309,132 +300,6 @@ class PassesNaN(ReferenceExecutable):
             super().run(batch)
 
 
-# Module-level, so that another process finds them.
-BACKENDS: dict[str, type[_Broken]] = {}
-for _name, _class in list(globals().items()):
-    if isinstance(_class, type) and issubclass(_class, ReferenceExecutable) and _class is not ReferenceExecutable:
-        globals()[f"{_name}Backend"] = BACKENDS[_name] = broken(_class)
-
-
-# architectures
-
-
-class IgnoresUnknown(TinyHybrid):
-    """Lists as ignored whatever it does not know."""
-
-    def __init__(self, source: Any) -> None:
-        super().__init__(source)
-        self._names = [name for name in source.tensors if "unheard_of" in name]
-
-    def ignored_tensors(self) -> Sequence[str]:
-        return self._names
-
-
-class ToleratesMissing(TinyHybrid):
-    """Without its feed-forward layer a block goes on as it is."""
-
-    def _feed_forward(self, block: Any, y: Any, suffix: str = "") -> Any:
-        return super()._feed_forward(block, y, suffix) if block.has(f"ffn_up{suffix}.weight") else y
-
-    def ignored_tensors(self) -> Sequence[str]:
-        return [f"blk.{n}.ffn_{m}.weight" for n in range(self.n_layers) for m in ("gate", "down")]
-
-
-class NamelessShapeError(TinyHybrid):
-    def build(self, b: Any) -> Any:
-        try:
-            return super().build(b)
-        except TensorError as error:
-            raise TensorError("something does not fit" if "shape" in str(error) else str(error)) from None
-
-
-class GuessesMissingKeys(TinyHybrid):
-    def __init__(self, source: Any) -> None:
-        from kinetic_core.gguf import MemoryTensors, read_tensor
-
-        if "tiny-hybrid.rope.freq_base" not in source.metadata:
-            metadata = {**source.metadata.raw, "tiny-hybrid.rope.freq_base": 10000.0}
-            source = MemoryTensors(metadata, {name: read_tensor(source, name) for name in source.tensors})
-        super().__init__(source)
-
-
-class RouterBiasIsOptional(TinyHybrid):
-    """Routes by sigmoid without the bias where the file has none, although its metadata asks for it."""
-
-    def _experts(self, b: Any, block: Any, y: Any) -> Any:
-        asked, self.sigmoid_routing = self.sigmoid_routing, block.has("exp_probs_b.bias")
-        mixed = super()._experts(b, block, y)
-        self.sigmoid_routing = asked
-        return mixed
-
-
-class DeclaresTooMuch(TinyHybrid):
-    """Says that norms are optional, and needs them."""
-
-    @classmethod
-    def tiny(cls) -> Sequence[TinyVariant]:
-        return [dataclasses.replace(v, optional=(*v.optional, "blk.*.ssm_norm.weight")) for v in super().tiny()]
-
-
-class NeverWithoutOutput(TinyHybrid):
-    """Shows no file without an output layer, and says that there are some."""
-
-    @classmethod
-    def tiny(cls) -> Sequence[TinyVariant]:
-        return [variant for variant in super().tiny() if "output.weight" in variant.tensors]
-
-
-class NamesAnotherKey(TinyHybrid):
-    def __init__(self, source: Any) -> None:
-        if "tiny-hybrid.rope.freq_base" not in source.metadata:
-            source.metadata.get_float("tiny-hybrid.rope.frequency_base")
-        super().__init__(source)
-
-
-class AnotherDefault(TinyHybrid):
-    """Uses three experts where the key is missing, and says that it uses one."""
-
-    def __init__(self, source: Any) -> None:
-        super().__init__(source)
-        if "tiny-hybrid.expert_used_count" not in source.metadata:
-            self.n_experts_used = 3
-
-
-class ReadsPastTheReads(TinyHybrid):
-    """Takes a key from the raw metadata, so that nobody knows that it matters."""
-
-    def __init__(self, source: Any) -> None:
-        super().__init__(source)
-        self.embedding_scale *= source.metadata.raw.get("tiny-hybrid.extra", 1.0)
-
-    @classmethod
-    def tiny(cls) -> Sequence[TinyVariant]:
-        return [dataclasses.replace(v, metadata={**v.metadata, "extra": 2.0}) for v in super().tiny()]
-
-
-class DeniesWindow(TinyHybrid):
-    capabilities = ArchitectureCapabilities(has_recurrent_state=True, has_prediction_block=True, has_experts=True)
-
-
-class ClaimsExperts(TinyHybrid):
-    @classmethod
-    def tiny(cls) -> Sequence[TinyVariant]:
-        return [variant for variant in super().tiny() if "experts" not in variant.name]
-
-
-class TwoOfAName(TinyHybrid):
-    @classmethod
-    def tiny(cls) -> Sequence[TinyVariant]:
-        variants = list(super().tiny())
-        return [*variants, variants[0]]
-
-
-class Narrow(TinyHybrid):
-    @classmethod
-    def tiny(cls) -> Sequence[TinyVariant]:
-        return [variant for variant in super().tiny() if "wide" not in variant.name]
-
-
 class NoDrafts(ReferenceBackend):
     """An honest backend that can do little."""
 
@@ -447,98 +312,8 @@ class DeniesF32(ReferenceBackend):
     capabilities = BackendCapabilities(True, True, True, ("f16",))
 
 
-# drafters
-
-
-class LastTokens(Drafter):
-    """Proposes the sequence's own last three tokens: honest, and rarely right."""
-
-    capabilities = DrafterCapabilities()
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.executable: Any = None
-
-    def attach(self, executable: Any) -> None:
-        self.executable = executable
-
-    def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
-        self.tokens[sequence_id] = list(token_ids)
-
-    def committed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        self.tokens[sequence_id].extend(token_ids)
-
-    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
-        tokens = self.tokens[sequence_id][-min(3, max_tokens) :]
-        return Draft(DraftTree.chain(tokens), (0.5,) * len(tokens))
-
-    def end(self, sequence_id: int) -> None:
-        del self.tokens[sequence_id]
-
-
-class MeddlesWithState(LastTokens):
-    """Changes the model's state while it guesses."""
-
-    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
-        for slot in range(6):
-            self.executable.clear_slot(slot)
-        return super().propose(sequence_id, max_tokens)
-
-
-class FailsBesideOthers(LastTokens):
-    def begin(self, sequence_id: int, token_ids: Sequence[int], salt: str = "") -> None:
-        if self.tokens:
-            raise RuntimeError("one at a time")
-        super().begin(sequence_id, token_ids, salt)
-
-
-class TooLong(LastTokens):
-    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
-        tokens = (1,) * (max_tokens + 1)
-        return Draft(DraftTree.chain(tokens), (0.5,) * len(tokens))
-
-
-class Branches(LastTokens):
-    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
-        n = min(2, max_tokens)
-        return Draft(DraftTree((1, 2)[:n], (-1, -1)[:n]), (0.5,) * n)
-
-
-class LooksAtHidden(LastTokens):
-    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
-        self.executable.hidden(0, 1)
-        return super().propose(sequence_id, max_tokens)
-
-
-class Remembers(LastTokens):
-    """Proposes what another sequence ended with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: list[int] = [0]
-
-    def propose(self, sequence_id: int, max_tokens: int) -> Draft | None:
-        return Draft(DraftTree.chain(self.last[-1:]), (0.5,))
-
-    def end(self, sequence_id: int) -> None:
-        self.last = self.tokens[sequence_id]
-        super().end(sequence_id)
-
-
-class MixesTenants(Remembers):
-    capabilities = DrafterCapabilities(learns_across_requests=True)
-
-
-# heads
-
-
-class ScaledHead(FullHead):
-    """Multiplies the logits: the same order, other scores."""
-
-    def record(self, b: Any, hidden: Any, weight: Any, scale: float) -> Any:
-        return super().record(b, hidden, weight, scale * 1.5)
-
-
-class ReversedHead(FullHead):
-    def record(self, b: Any, hidden: Any, weight: Any, scale: float) -> Any:
-        return super().record(b, hidden, weight, -scale)
+# Module-level, so that another process finds them.
+BACKENDS: dict[str, type[_Broken]] = {}
+for _name, _class in list(globals().items()):
+    if isinstance(_class, type) and issubclass(_class, ReferenceExecutable) and _class is not ReferenceExecutable:
+        globals()[f"{_name}Backend"] = BACKENDS[_name] = broken(_class)
