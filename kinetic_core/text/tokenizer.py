@@ -34,6 +34,10 @@ MERGES_KEY = "tokenizer.ggml.merges"
 MAX_CHARACTERS = 8_000_000
 """Longest text that `Tokenizer.encode` takes: beyond it the regular expressions may give up on one long run."""
 
+_LONG = 16_384
+"""From this many characters on, a text is encoded as a batch of one: `tokenizers` keeps the global interpreter lock
+while it encodes a single text, for seconds where it is long, but not for a batch."""
+
 # GPT-2's byte alphabet: printable bytes stand for themselves, the other 68 are U+0100 to U+0143 in ascending order.
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in set(_PRINTABLE)]
@@ -263,7 +267,15 @@ class ByteLevelTokenizer(Tokenizer):
             elif segment:
                 if self._missing:
                     self._check_expressible(segment, field)
-                ids.extend(self._backend.encode(segment, add_special_tokens=False).ids)
+                ids.extend(self._encode_text(segment))
+        return ids
+
+    def _encode_text(self, text: str) -> list[int]:
+        if len(text) < _LONG:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        else:
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+            ids = encoding.ids
         return ids
 
     def _check_expressible(self, text: str, field: str) -> None:

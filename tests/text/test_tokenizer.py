@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 import unicodedata
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -302,3 +305,25 @@ def test_import_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_long_text_has_the_ids_of_its_pieces_and_lets_other_threads_run() -> None:
+    tokenizer = tokenizer_of("llama")
+    words = [f" word{number} {number * 7919}" for number in range(12_000)]
+    text = "".join(words)
+    beside: list[float] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.002):
+            beside.append(time.perf_counter())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    begin = time.perf_counter()
+    ids = tokenizer.encode(text, add_bos=False)
+    end = time.perf_counter()
+    done.set()
+    thread.join()
+    assert ids == list(chain.from_iterable(tokenizer.encode(word, add_bos=False) for word in words))
+    assert sum(begin < moment < end for moment in beside) >= 10
