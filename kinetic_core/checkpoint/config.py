@@ -31,22 +31,26 @@ class CheckpointConfig:
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def get_int(self, *keys: str, default: Any = _REQUIRED, minimum: int = 0) -> Any:
-        """A whole number of at least `minimum`."""
+    def get_int(self, *keys: str, default: Any = _REQUIRED, minimum: int = 0, maximum: int = 2**32 - 1) -> Any:
+        """A whole number from `minimum` to `maximum`."""
         key, value = self._find(keys, default)
         if key is None:
             return value
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**32:
-            raise self._refused(key, value, f"a whole number from {minimum} to {2**32 - 1}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self._refused(key, value, f"a whole number from {minimum} to {maximum}")
         return value
 
-    def get_float(self, *keys: str, default: Any = _REQUIRED) -> Any:
-        """A number that float32 can hold."""
+    def get_float(
+        self, *keys: str, default: Any = _REQUIRED, minimum: float = -_GREATEST, maximum: float = _GREATEST
+    ) -> Any:
+        """A number that float32 can hold, from `minimum` to `maximum`."""
         key, value = self._find(keys, default)
         if key is None:
             return value
         if not _fits_float32(value):
             raise self._refused(key, value, "a finite number of float32")
+        if not minimum <= value <= maximum:
+            raise self._refused(key, value, f"a number from {minimum:g} to {maximum:g}")
         return float(value)
 
     def get_bool(self, *keys: str, default: Any = _REQUIRED) -> Any:
@@ -75,6 +79,16 @@ class CheckpointConfig:
         if len(numbers) != count or not all(map(_fits_float32, numbers)):
             raise self._refused(key, value, f"{count} finite numbers of float32")
         return tuple(map(float, numbers))
+
+    def get_ints(self, key: str, count: int, *, default: Any = _REQUIRED) -> Any:
+        """`count` whole numbers that int32 can hold, none negative, as a tuple."""
+        found, value = self._find((key,), default)
+        if found is None:
+            return value
+        numbers = value if isinstance(value, list | tuple) else ()
+        if len(numbers) != count or not all(type(number) is int and 0 <= number < 2**31 for number in numbers):
+            raise self._refused(key, value, f"{count} whole numbers from 0 to {2**31 - 1}")
+        return tuple(numbers)
 
     def flattened(self, key: str) -> CheckpointConfig:
         """The object under `key`, with the keys beside it for what it lacks; this one where there is no such object."""

@@ -7,12 +7,22 @@ from typing import Any
 
 from kinetic_core.checkpoint.config import CheckpointConfig
 
+MAX_LAYERS = 4096
+"""More blocks than any family has: what is said once per block stays small."""
+MAX_HEAD_DIM = 65536
+"""More columns than a head of any family has: what is made for each rope pair stays small."""
+
+
+def layer_count(config: CheckpointConfig) -> int:
+    """``num_hidden_layers``, at most `MAX_LAYERS`."""
+    return int(config.get_int("num_hidden_layers", minimum=1, maximum=MAX_LAYERS))
+
 
 def common_metadata(config: CheckpointConfig) -> dict[str, Any]:
     """The keys that every family has; `attention.head_count_kv` as one number."""
     heads = config.get_int("num_attention_heads", minimum=1)
     return {
-        "block_count": config.get_int("num_hidden_layers", minimum=1),
+        "block_count": layer_count(config),
         "context_length": config.get_int("max_position_embeddings", minimum=1),
         "embedding_length": config.get_int("hidden_size", minimum=1),
         "attention.head_count": heads,
@@ -22,9 +32,14 @@ def common_metadata(config: CheckpointConfig) -> dict[str, Any]:
 
 
 def head_dim(config: CheckpointConfig) -> int:
-    """``head_dim``, or the hidden size shared out to the heads."""
+    """``head_dim``, or the hidden size shared out to the heads: 2 to `MAX_HEAD_DIM`."""
+    if "head_dim" in config:
+        return int(config.get_int("head_dim", minimum=2, maximum=MAX_HEAD_DIM))
     heads = config.get_int("num_attention_heads", minimum=1)
-    return int(config.get_int("head_dim", default=config.get_int("hidden_size") // heads, minimum=2))
+    shared = int(config.get_int("hidden_size", minimum=1) // heads)
+    if not 2 <= shared <= MAX_HEAD_DIM:
+        raise config.refused("hidden_size", f"2 to {MAX_HEAD_DIM} times the {heads} attention heads, or a head_dim")
+    return shared
 
 
 def rope_settings(config: CheckpointConfig) -> CheckpointConfig:
@@ -49,11 +64,12 @@ def rope_base(config: CheckpointConfig, default: float = 10000.0) -> float:
 
 def layer_types(config: CheckpointConfig, *known: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
     """The kind of each block, one of `known`; `default` where config.json does not say."""
-    n_layers = config.get_int("num_hidden_layers", minimum=1)
+    n_layers = layer_count(config)
     fallback = {} if default is None else {"default": default}
     kinds: tuple[str, ...] = config.get_strings("layer_types", "layers_block_type", **fallback)
     if len(kinds) != n_layers or not set(kinds) <= set(known):
-        raise config.refused("layer_types", f"{n_layers} of {', '.join(known)}")
+        key = "layer_types" if "layer_types" in config else "layers_block_type"
+        raise config.refused(key, f"{n_layers} of {', '.join(known)}")
     return kinds
 
 

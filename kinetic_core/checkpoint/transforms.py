@@ -90,7 +90,7 @@ def negative_exp(array: Array) -> Array:
 
 
 def scaled(factor: float | Array) -> Make:
-    """Times a number, or row by row times a vector's elements, in float32."""
+    """Times a number, or row by row times a vector's elements, one for each row, in float32."""
     import numpy as np
 
     factors = np.asarray(factor, np.float32)
@@ -98,6 +98,8 @@ def scaled(factor: float | Array) -> Make:
     def made(array: Array) -> Array:
         if not factors.ndim:
             return array if factors == 1 else array * factors
+        if len(array) != factors.size:
+            raise ValueError(f"{factors.size} rows, one for each factor")
         return array * factors.reshape(-1, *(1,) * (array.ndim - 1))
 
     return made

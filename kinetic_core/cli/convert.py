@@ -15,7 +15,8 @@ def convert(
     source: Annotated[Path, typer.Argument(help="Folder with config.json, safetensors and tokenizer.json.")],
     out: Annotated[Path, typer.Argument(help="The GGUF file to write.")],
     type_: Annotated[
-        Literal["bf16", "f16", "f32", "q8_0", "q4_k_m"], typer.Option("--type", help="Type of the matrices.")
+        Literal["bf16", "f16", "f32", "q8_0", "q6_k", "q5_k_m", "q4_k_m"],
+        typer.Option("--type", help="Type of the matrices."),
     ] = "bf16",
     pre_tokenizer: Annotated[
         str | None,

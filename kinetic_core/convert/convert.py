@@ -19,11 +19,21 @@ from kinetic_core.checkpoint import CheckpointConfig, CheckpointFormat, unchange
 from kinetic_core.convert.quantize import prepare, quantize, stored_types
 from kinetic_core.convert.safetensors import CheckpointTensor, read_checkpoint
 from kinetic_core.convert.vocabulary import read_json, vocabulary_metadata
-from kinetic_core.errors import KineticError, RequestError, TensorError, UnsupportedModelError, describe, shown
+from kinetic_core.engine.model import sampling_defaults
+from kinetic_core.errors import (
+    KineticError,
+    PluginError,
+    RequestError,
+    TensorError,
+    UnsupportedModelError,
+    describe,
+    shown,
+)
 from kinetic_core.gguf import GGMLType, RawTensor, open_model_file, stream_gguf
 from kinetic_core.interfaces import Architecture
 from kinetic_core.program.record import record_program
 from kinetic_core.reference.head import FullHead
+from kinetic_core.text import Tokenizer
 from kinetic_core.text.pretokenizers import pre_tokenizer_spec
 
 if TYPE_CHECKING:
@@ -38,9 +48,13 @@ TYPES: Mapping[str, tuple[GGMLType, int]] = MappingProxyType(
         "bf16": (GGMLType.BF16, 32),
         "q8_0": (GGMLType.Q8_0, 7),
         "q4_k_m": (GGMLType.Q4_K, 15),
+        "q5_k_m": (GGMLType.Q5_K, 17),
+        "q6_k": (GGMLType.Q6_K, 18),
     }
 )
 """What ``type`` may be: the type of matrices, and its number under ``general.file_type``."""
+_MIXED = ("q4_k_m", "q5_k_m")
+"""Those in which some matrices get more bits."""
 
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _DERIVED = (".rotary_emb.inv_freq", ".mup_vector")
@@ -84,9 +98,9 @@ def convert(
 
     type: one of `TYPES`. n_threads: threads of the quantizers; None: the physical cores. pre_tokenizer: a value of
     ``tokenizer.ggml.pre`` to write without looking at tokenizer.json's own. The file appears under its name only when
-    it is complete and its own architecture has recorded its forward pass from it. Raises RequestError for the
-    arguments, UnsupportedModelError for a family or variant that cannot be converted, MetadataError, TensorError and
-    TokenizerError for what is wrong in the folder.
+    it is complete, its own architecture has recorded its forward pass from it, and its tokenizer has been read. Raises
+    RequestError for the arguments, UnsupportedModelError for a family or variant that cannot be converted, PluginError
+    for a class that two plugins claim, MetadataError, TensorError and TokenizerError for what is wrong in the folder.
     """
     folder, path = Path(source), Path(out)
     if type not in TYPES:
@@ -95,6 +109,12 @@ def convert(
         )
     if pre_tokenizer is not None:
         pre_tokenizer_spec(pre_tokenizer)  # refuses unknown ones
+    if n_threads is not None and (
+        isinstance(n_threads, bool) or not isinstance(n_threads, int) or not 1 <= n_threads <= 1024
+    ):
+        raise RequestError(
+            describe("n_threads cannot be used", got=shown(n_threads), expected="1 to 1024, or None"), field="n_threads"
+        )
     if not folder.is_dir():
         raise RequestError(describe("no such folder", got=str(folder), expected="a checkpoint's"), field="source")
     if path.exists() and not overwrite:
@@ -116,15 +136,14 @@ def convert(
         "general.quantization_version": 2,
         **_sampling(folder),
     }
-    planned, notices = _plan(format_, config, metadata[f"{key}.block_count"], tensors)
+    planned, notices = _plan(format_, config, _block_count(key, family, metadata, tensors), tensors)
     shapes = {name: _shape(name, tensor) for name, tensor in planned.items()}
     if "token_embd.weight" not in shapes:
         raise TensorError(describe("the checkpoint has no token embeddings", where=str(folder)))
     n_tokens = shapes["token_embd.weight"][0]
     metadata |= {f"{key}.vocab_size": n_tokens, **vocabulary_metadata(folder, key, n_tokens, config, pre_tokenizer)}
     n_blocks, n_experts = (metadata.get(f"{key}.{name}", 0) for name in ("block_count", "expert_count"))
-    mixed = type == "q4_k_m"
-    types = stored_types(shapes, TYPES[type][0], mixed=mixed, n_blocks=n_blocks, n_experts=n_experts)
+    types = stored_types(shapes, TYPES[type][0], mixed=type in _MIXED, n_blocks=n_blocks, n_experts=n_experts)
     table = {name: (types[name], shape) for name, shape in shapes.items()}
     prepare(types.values(), progress)
     done = iter(range(1, len(table) + 1))
@@ -139,24 +158,41 @@ def convert(
         stream_gguf(partial, metadata, table, produce)
         with open_model_file(partial) as model:
             record_program(family(model), FullHead(), model)
+            Tokenizer.from_metadata(model.metadata.raw)
+            sampling_defaults(model.metadata)
     kinds = [type_.name for type_, _ in table.values()]
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     return Converted(path, key, counts, path.stat().st_size, notices)
 
 
+def _is_count_of_threads(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024
+
+
 def _family(registry: Registry, config: CheckpointConfig) -> tuple[str, type[Architecture], CheckpointFormat]:
     """The key of the architecture that reads checkpoints of this class, it, and how it reads them."""
-    known: dict[str, tuple[str, type[Architecture], CheckpointFormat]] = {}
+    known: dict[str, list[tuple[str, type[Architecture], CheckpointFormat, str]]] = {}
     for entry in registry.registered("architecture"):
         with contextlib.suppress(KineticError):  # a plugin that cannot be used is listed by `kinetic plugins`
             family = registry.get("architecture", entry.registration.name)
             label = (*entry.registration.keys, entry.registration.name)[0]
             if family.checkpoint is not None:
-                known |= dict.fromkeys(family.checkpoint.classes, (label, family, family.checkpoint))
+                for name in dict.fromkeys(family.checkpoint.classes):
+                    known.setdefault(name, []).append((label, family, family.checkpoint, entry.distribution))
     names = config.get_strings("architectures")
     for name in names:
-        if name in known:
-            return known[name]
+        claims = known.get(name, [])
+        if len(claims) > 1:
+            raise PluginError(
+                describe(
+                    f"checkpoints of the class {name!r} are claimed more than once",
+                    got=" and ".join(f"{label} of {distribution}" for label, _, _, distribution in claims),
+                    expected="one architecture",
+                    hint="uninstall one of them, or leave it out with KINETIC_PLUGINS=-NAME",
+                )
+            )
+        if claims:
+            return claims[0][:3]
     raise UnsupportedModelError(
         describe(
             "no installed plugin converts checkpoints of this class",
@@ -165,6 +201,22 @@ def _family(registry: Registry, config: CheckpointConfig) -> tuple[str, type[Arc
             expected=f"one of {', '.join(known) or 'none'}",
         )
     )
+
+
+def _block_count(
+    key: str, family: type[Architecture], metadata: Mapping[str, Any], tensors: Mapping[str, CheckpointTensor]
+) -> int:
+    """The file's ``block_count``; every block has a tensor, so no loop over blocks is longer than the checkpoint."""
+    count = metadata.get(f"{key}.block_count")
+    if type(count) is not int or count < 1:
+        what = f"the checkpoint description of {family.__qualname__} gives no usable block_count"
+        raise PluginError(describe(what, got=shown(count), expected="a positive whole number in its metadata"))
+    if count > len(tensors):
+        got = f"{count} blocks, {len(tensors)} tensors"
+        raise TensorError(
+            describe("the checkpoint has fewer tensors than blocks", got=got, expected="tensors for each block")
+        )
+    return count
 
 
 def _sampling(folder: Path) -> dict[str, Any]:
@@ -239,7 +291,7 @@ def _shape(name: str, tensor: _Planned) -> tuple[int, ...]:
     zeros = np.broadcast_to(np.float32(0), (len(tensor.sources), *shape) if tensor.stacked else shape)
     try:
         return tensor.make(zeros).shape
-    except ValueError as error:
+    except (ValueError, IndexError) as error:  # IndexError: an axis that the tensor does not have
         what = f"the checkpoint's tensor for {name!r} does not fit config.json"
         raise TensorError(describe(what, got=f"shape {shape}", expected=str(error))) from error
 

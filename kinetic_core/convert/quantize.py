@@ -45,12 +45,13 @@ _KEPT = ("norm", "conv.weight", "conv1d", "ffn_gate_inp", "ssm_dt", "exp_probs_b
 def stored_types(
     shapes: Mapping[str, tuple[int, ...]], wanted: GGMLType, *, mixed: bool = False, n_blocks: int, n_experts: int = 0
 ) -> dict[str, GGMLType]:
-    """The type of each tensor of a file whose matrices should be of type `wanted`; mixed: as in a q4_k_m file.
+    """The type of each tensor of a file whose matrices should be of type `wanted`.
 
-    Vectors, norms, convolution kernels, routers and the small tensors of recurrences stay F32, as the kernels read
-    them. A row that is no whole number of blocks is stored in a type with smaller ones, or else as F16.
+    mixed: with more bits where errors cost most, as in q4_k_m and q5_k_m files. Vectors, norms, convolution kernels,
+    routers and the small tensors of recurrences stay F32, as the kernels read them. A row that is no whole number of
+    blocks is stored in a type with smaller ones, or else as F16.
     """
-    chosen = _q4_k_m(shapes, n_blocks, n_experts) if mixed else dict.fromkeys(shapes, wanted)
+    chosen = _with_more_bits(shapes, wanted, n_blocks, n_experts) if mixed else dict.fromkeys(shapes, wanted)
     return {name: _stored(name, shape, chosen[name]) for name, shape in shapes.items()}
 
 
@@ -63,8 +64,8 @@ def _stored(name: str, shape: tuple[int, ...], wanted: GGMLType) -> GGMLType:
     return GGMLType.F16
 
 
-def _q4_k_m(names: Iterable[str], n_blocks: int, n_experts: int) -> dict[str, GGMLType]:
-    """The usual choice of a q4_k_m file: Q4_K, and more bits where errors cost most.
+def _with_more_bits(names: Iterable[str], wanted: GGMLType, n_blocks: int, n_experts: int) -> dict[str, GGMLType]:
+    """The usual choice of q4_k_m and q5_k_m files: Q4_K or Q5_K, and more bits where errors cost most.
 
     Q6_K: the output layer (the embeddings where it is tied to them), and values (or q, k and v in one) and down
     projections in the first and last eighth of their number and in every third between. With eight experts, whose
@@ -72,7 +73,7 @@ def _q4_k_m(names: Iterable[str], n_blocks: int, n_experts: int) -> dict[str, GG
     """
     names = tuple(names)
     values = [name for name in names if _kind(name) in ("attn_v", "attn_qkv")]
-    chosen = dict.fromkeys(names, GGMLType.Q4_K)
+    chosen = dict.fromkeys(names, wanted)
     chosen["output.weight" if "output.weight" in chosen else "token_embd.weight"] = GGMLType.Q6_K
     for name in names:
         kind = _kind(name)

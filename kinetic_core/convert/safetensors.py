@@ -35,6 +35,11 @@ class CheckpointTensor:
     shape: tuple[int, ...]
     begin: int
 
+    @property
+    def n_bytes(self) -> int:
+        """Its length in the file."""
+        return math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+
     def read(self) -> npt.NDArray[np.float32]:
         """The elements as f32[shape], a copy; exact for all three types."""
         count = math.prod(self.shape)
@@ -82,6 +87,8 @@ def read_checkpoint(folder: Path) -> Mapping[str, CheckpointTensor]:
 def read_table(path: Path) -> dict[str, CheckpointTensor]:
     """The table of one file; raises TensorError naming what is wrong with it."""
     try:
+        if not path.is_file():  # opening a pipe would wait for a writer
+            raise _refused("a file of the checkpoint is not there", path, "no such file", "a safetensors file")
         size = path.stat().st_size
         with open(path, "rb") as file:
             start = file.read(8)
@@ -95,9 +102,15 @@ def read_table(path: Path) -> dict[str, CheckpointTensor]:
     if not isinstance(table, dict):
         raise _refused("the header is no table", path, shown(table), "a JSON object")
     begin = 8 + length
-    return {
+    tensors = {
         name: _entry(path, name, entry, begin, size - begin) for name, entry in table.items() if name != "__metadata__"
     }
+    end, before = begin, ""
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].begin):
+        if tensor.begin < end:  # the same bytes again and again would make a small file a huge one
+            raise _refused("two tensors have bytes in common", path, f"{before[:200]!r} and {name[:200]!r}", "none")
+        end, before = tensor.begin + tensor.n_bytes, name
+    return tensors
 
 
 def _entry(path: Path, name: str, entry: Any, begin: int, n_bytes: int) -> CheckpointTensor:
@@ -128,14 +141,25 @@ def _are_counts(value: Any) -> bool:
 
 def _is_plain_name(name: Any) -> bool:
     """A file of the folder itself: an index must not lead outside."""
-    return isinstance(name, str) and name == Path(name).name and "\\" not in name and name not in ("", ".", "..")
+    plain = isinstance(name, str) and name.isprintable() and name == Path(name).name
+    return plain and "\\" not in name and name not in ("", ".", "..")
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object; ValueError where it says one key twice, which Python's reader takes in silence."""
+    table: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in table:
+            raise ValueError(f"{name[:200]!r} is there twice")
+        table[name] = value
+    return table
 
 
 def _json(raw: bytes, where: Path) -> Any:
     try:
-        return json.loads(raw)
+        return json.loads(raw, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
-        raise _refused("the JSON cannot be read", where, str(error)[:80], "valid JSON") from error
+        raise _refused("the JSON cannot be read", where, str(error)[:240], "valid JSON") from error
 
 
 def _refused(what: str, where: object, got: object, expected: str, hint: str | None = None) -> TensorError:

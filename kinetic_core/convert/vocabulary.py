@@ -36,11 +36,13 @@ def vocabulary_metadata(
     for key in ("byte_fallback", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
             raise _refused("this variant of BPE is not supported", path, f"{key} {shown(model[key])}", f"no {key}")
-    tokens, types = _tokens(path, model, tokenizer.get("added_tokens") or [], n_tokens)
+    whole_tokens = model.get("ignore_merges")
+    if whole_tokens is not None and not isinstance(whole_tokens, bool):
+        raise _refused("'ignore_merges' cannot be used", path, shown(whole_tokens), "true or false")
+    tokens, types = _tokens(path, model, tokenizer.get("added_tokens"), n_tokens)
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre_tokenizer
-        or recognised(path, tokenizer, family, whole_tokens=bool(model.get("ignore_merges"))),
+        "tokenizer.ggml.pre": pre_tokenizer or recognised(path, tokenizer, family, whole_tokens=bool(whole_tokens)),
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": _int32(types),
         "tokenizer.ggml.merges": _merges(path, model.get("merges")),
@@ -51,7 +53,7 @@ def vocabulary_metadata(
         if token_id is not None:
             metadata[f"tokenizer.ggml.{key}_token_id"] = token_id
     metadata["tokenizer.ggml.add_bos_token"] = "tokenizer.ggml.bos_token_id" in metadata and _adds_bos(
-        settings, tokenizer, tokens[metadata["tokenizer.ggml.bos_token_id"]]
+        path, settings, tokenizer, tokens[metadata["tokenizer.ggml.bos_token_id"]]
     )
     metadata["tokenizer.ggml.add_eos_token"] = False
     template = _chat_template(folder, settings)
@@ -63,6 +65,8 @@ def vocabulary_metadata(
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; TokenizerError where it is missing, too long or no object."""
     try:
+        if not path.is_file():  # opening a pipe would wait for a writer
+            raise _refused("a file of the checkpoint is not there", path, "no such file", "a JSON file")
         if path.stat().st_size > MAX_JSON_BYTES:
             raise _refused("the file is too long", path, path.stat().st_size, f"at most {MAX_JSON_BYTES} bytes")
         value = json.loads(path.read_text("utf-8"))
@@ -78,12 +82,14 @@ def read_json(path: Path) -> dict[str, Any]:
 def _tokens(path: Path, model: dict[str, Any], added: Any, n_tokens: int) -> tuple[list[str], list[int]]:
     """Texts and types by number: 3 special, 4 added otherwise, 5 where there is none, else 1."""
     vocab = model.get("vocab")
-    if not isinstance(vocab, dict) or not isinstance(added, list):
-        raise _refused("the vocabulary cannot be read", path, shown(vocab), "texts to numbers, and added_tokens")
+    if not isinstance(vocab, dict):
+        raise _refused("the vocabulary cannot be read", path, shown(vocab), "an object of texts and their numbers")
+    if added is not None and not isinstance(added, list):
+        raise _refused("'added_tokens' cannot be read", path, shown(added), "a list of objects")
     tokens: list[str | None] = [None] * n_tokens
     types = [UNUSED] * n_tokens
     entries = [(text, token_id, NORMAL) for text, token_id in vocab.items()]
-    for entry in added:
+    for entry in added or ():
         text, token_id = (entry.get("content"), entry.get("id")) if isinstance(entry, dict) else (None, None)
         if not isinstance(text, str) or entry.get("lstrip") or entry.get("rstrip") or entry.get("single_word"):
             expected = "a text that takes no neighbouring space along"
@@ -134,20 +140,30 @@ def _role(settings: CheckpointConfig, config: CheckpointConfig, role: str, ids: 
     return value
 
 
-def _adds_bos(settings: CheckpointConfig, tokenizer: dict[str, Any], bos: str) -> bool:
+def _adds_bos(path: Path, settings: CheckpointConfig, tokenizer: dict[str, Any], bos: str) -> bool:
     """Whether encoding puts BOS first: the setting, or a template in tokenizer.json that begins with it."""
-    found = _template_begins_with(tokenizer.get("post_processor"), bos)
+    found = _template_begins_with(path, tokenizer.get("post_processor"), bos)
     return bool(settings.get_bool("add_bos_token", default=found))
 
 
-def _template_begins_with(processor: Any, bos: str) -> bool:
-    if not isinstance(processor, dict):
+def _template_begins_with(path: Path, processor: Any, bos: str) -> bool:
+    if processor is None:
         return False
-    if processor.get("type") == "Sequence":
-        return any(_template_begins_with(part, bos) for part in processor.get("processors") or [])
-    single = processor.get("single") if processor.get("type") == "TemplateProcessing" else None
-    first = single[0] if isinstance(single, list) and single else None
-    special = first.get("SpecialToken") if isinstance(first, dict) else None
+    kind = processor.get("type") if isinstance(processor, dict) else None
+    if not isinstance(kind, str):
+        raise _refused("'post_processor' cannot be read", path, shown(processor), "an object with a type, or null")
+    if kind == "Sequence":
+        parts = processor.get("processors")
+        if not isinstance(parts, list):
+            raise _refused("'post_processor' cannot be read", path, shown(parts), "a list of processors")
+        found = [_template_begins_with(path, part, bos) for part in parts]  # each is looked at
+        return any(found)
+    if kind != "TemplateProcessing":
+        return False
+    single = processor.get("single")
+    if not isinstance(single, list) or not all(isinstance(piece, dict) for piece in single):
+        raise _refused("the template of 'post_processor' cannot be read", path, shown(single), "a list of objects")
+    special = single[0].get("SpecialToken") if single else None
     return isinstance(special, dict) and special.get("id") == bos
 
 
@@ -161,8 +177,8 @@ def _chat_template(folder: Path, settings: CheckpointConfig) -> str | None:
             raise _refused("the chat template cannot be read", path, str(error)[:80], "a text in UTF-8") from error
     value = settings.values.get("chat_template")
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        value = named[-1].get("template") if named else None
     if value is not None and not isinstance(value, str):
         raise settings.refused("chat_template", "a text, or a list with one called default")
     return value

@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kinetic_core.errors import MetadataError, TensorError, describe
+from kinetic_core.errors import MetadataError, TensorError, describe, shown
 from kinetic_core.gguf.blocks import BLOCK_FORMATS, GGMLType
 from kinetic_core.gguf.header import (
     ARRAY_TYPE,
     BOOL_TYPE,
     DEFAULT_ALIGNMENT,
     MAGIC,
+    MAX_ALIGNMENT,
+    MIN_ALIGNMENT,
     SCALAR_DTYPES,
     STRING_TYPE,
 )
 from kinetic_core.gguf.source import RawTensor
 
+_GREATEST = float(np.finfo(np.float32).max)
 _TYPE_OF_DTYPE = {dtype.str.lstrip("<|"): type_id for type_id, dtype in SCALAR_DTYPES.items() if type_id != BOOL_TYPE}
 
 
@@ -35,10 +38,12 @@ def write_gguf(
     """Write a little-endian GGUF file; `general.alignment` in `metadata` is obeyed.
 
     metadata: bool, str, int (uint32, or int32, uint64, int64 where the value asks for it), float (float32), NumPy
-    scalars and arrays (their own type), lists and tuples of one of these. tensors: arrays, or `RawTensor`s for the
-    block formats.
+    scalars and arrays (their own type, bit for bit), lists and tuples of one of these. tensors: arrays, or
+    `RawTensor`s for the block formats.
 
-    Raises MetadataError for a value that cannot be written, TensorError for a tensor that cannot.
+    Raises MetadataError for a value that cannot be written: a whole number beyond 64 bits, a Python float that is not
+    finite or too large for float32, an alignment that readers refuse, another kind of value; TensorError for a tensor
+    that cannot.
     """
     stored = _stored(tensors)
     stream_gguf(path, metadata, {n: (t.type, t.shape) for n, t in stored.items()}, stored.__getitem__, version=version)
@@ -57,7 +62,7 @@ def stream_gguf(
     tensors: name -> type and shape (contiguous axis last), which what `produce` returns must have.
     """
     head = _head(metadata, tensors, version)
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    alignment = _alignment(metadata)
     with open(path, "wb") as file:
         file.write(head)
         for name, (type_, shape) in tensors.items():
@@ -81,7 +86,7 @@ def gguf_bytes(
     """The whole file as bytes; see `write_gguf`."""
     stored = _stored(tensors)
     out = bytearray(_head(metadata, {n: (t.type, t.shape) for n, t in stored.items()}, version))
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    alignment = _alignment(metadata)
     for tensor in stored.values():
         data = tensor.to_bytes()
         out += data.tobytes()
@@ -95,9 +100,7 @@ def _stored(tensors: Mapping[str, npt.NDArray[Any] | RawTensor]) -> dict[str, Ra
 
 def _head(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[GGMLType, tuple[int, ...]]], version: int) -> bytes:
     """Everything before the tensors' bytes."""
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise _cannot_write("general.alignment", alignment)
+    alignment = _alignment(metadata)
     out = bytearray(MAGIC)
     out += struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():
@@ -113,6 +116,16 @@ def _head(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[GGMLType, tup
         offset += _padded(BLOCK_FORMATS[type_].n_bytes(shape), alignment)
     out += bytes(_padded(len(out), alignment) - len(out))
     return bytes(out)
+
+
+def _alignment(metadata: Mapping[str, Any]) -> int:
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    alignment = value.item() if isinstance(value, np.integer) else value
+    if type(alignment) is not int or not MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise _out_of_range(
+            "general.alignment", shown(value), f"a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}"
+        )
+    return alignment
 
 
 def _padded(n_bytes: int, alignment: int) -> int:
@@ -139,7 +152,7 @@ def _value(key: str, value: Any) -> tuple[int, bytes]:
         type_id, payload = _numbers(key, value)
         return ARRAY_TYPE, struct.pack("<IQ", type_id, value.size) + payload
     if isinstance(value, bool | int | float | np.generic):
-        return _numbers(key, _array_of([value]))
+        return _numbers(key, _array_of(key, [value]))
     raise _cannot_write(key, value)
 
 
@@ -149,11 +162,11 @@ def _sequence(key: str, values: Sequence[Any]) -> bytes:
         return struct.pack("<IQ", STRING_TYPE, len(values)) + b"".join(_string(key, value) for value in values)
     if len({isinstance(value, bool | np.bool_) for value in values}) != 1:
         raise _cannot_write(key, values)
-    type_id, payload = _numbers(key, _array_of(values))
+    type_id, payload = _numbers(key, _array_of(key, values))
     return struct.pack("<IQ", type_id, len(values)) + payload
 
 
-def _array_of(values: Sequence[Any]) -> npt.NDArray[Any]:
+def _array_of(key: str, values: Sequence[Any]) -> npt.NDArray[Any]:
     """Python numbers in the narrowest type that the docstring of `write_gguf` promises."""
     if all(isinstance(value, np.generic) for value in values):
         return np.array(values)
@@ -162,8 +175,11 @@ def _array_of(values: Sequence[Any]) -> npt.NDArray[Any]:
             limits = np.iinfo(dtype)
             if limits.min <= min(values) and max(values) <= limits.max:
                 return np.array(values, dtype)
-        return np.array(values, object)  # no type of the format holds them all: refused by the caller
+        raise _out_of_range(key, shown(values[0] if len(values) == 1 else values), "whole numbers of 64 bits")
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        for value in values:
+            if not -_GREATEST <= value <= _GREATEST:  # compared, not converted: neither warns nor overflows; NaN fails
+                raise _out_of_range(key, shown(value), "a finite number that float32 can hold")
         return np.array(values, np.float32)
     return np.array(values)
 
@@ -176,6 +192,10 @@ def _numbers(key: str, array: npt.NDArray[Any]) -> tuple[int, bytes]:
     if type_id is None:
         raise _cannot_write(key, array)
     return type_id, little.tobytes()
+
+
+def _out_of_range(key: str, got: str, expected: str) -> MetadataError:
+    return MetadataError(describe("a value cannot be written", where=f"key {key!r}", got=got, expected=expected))
 
 
 def _cannot_write(key: str, value: object) -> MetadataError:

@@ -16,6 +16,7 @@ from naive_quantizers import quantized
 from kinetic_core.convert import convert
 from kinetic_core.convert.fits_loader import prepare
 from kinetic_core.convert.quantize import quantize, stored_types
+from kinetic_core.engine.model import load
 from kinetic_core.gguf import GGMLType, dequantize, open_model_file, read_tensor
 
 BLOCK_TYPES = (GGMLType.Q8_0, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K)
@@ -134,6 +135,25 @@ def test_q4_k_m_is_as_exact_as_the_golden_file(tmp_path: Path, file: str):
             assert made.tensors[name].type == info.type, name
             x = read_tensor(exact, name)
             assert rms(read_tensor(made, name) - x) <= 1.03 * rms(read_tensor(golden, name) - x), name
+
+
+@pytest.mark.parametrize(("type_", "number"), [("q6_k", 18), ("q5_k_m", 17)])
+@pytest.mark.parametrize("file", ["llama-f32", "lfm2moe-bf16"])
+def test_more_bits_lie_nearer_and_run(tmp_path: Path, file: str, type_: str, number: int):
+    folder = write_checkpoint(tmp_path / "checkpoint", f"{file}.gguf")
+    tokens, logits = list(range(3, 35)), {}
+    for each in ("f32", "q4_k_m", type_):
+        convert(folder, tmp_path / f"{each}.gguf", each)
+        with load(str(tmp_path / f"{each}.gguf"), backend="reference", kv="f32", ctx=64) as model:
+            logits[each] = model.logits(tokens)
+            assert len(model.generate(tokens, max_tokens=1, temperature=0.0, ignore_end=True).token_ids) == 1
+    assert 0 < rms(logits[type_] - logits["f32"]) < 0.75 * rms(logits["q4_k_m"] - logits["f32"])
+    with open_model_file(tmp_path / f"{type_}.gguf") as made, open_model_file(tmp_path / "q4_k_m.gguf") as smaller:
+        assert made.metadata.get_int("general.file_type") == number
+        instead = {"Q4_K": "Q6_K" if type_ == "q6_k" else "Q5_K", "Q5_0": "Q8_0" if type_ == "q6_k" else "Q5_1"}
+        expected = {name: instead.get(info.type.name, info.type.name) for name, info in smaller.tensors.items()}
+        assert {name: info.type.name for name, info in made.tensors.items()} == expected
+        assert set(expected.values()) <= {"Q8_0", "Q6_K", "Q5_K", "Q5_1", "F32", "F16"}
 
 
 def test_choice_of_types():

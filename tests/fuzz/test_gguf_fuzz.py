@@ -108,7 +108,8 @@ def odd_value(value: Any, random_: random.Random) -> Any:
                     random_.choice(odd_texts) if isinstance(value, list) else np.int32(random_.choice([0, 6, 99, -1]))
                 )
         return changed if isinstance(value, list) else np.array(changed, np.int32)
-    numbers: list[Any] = [*HUGE_NUMBERS, -1, -(2**31), 0.0, -1.0, 1e-45, 3e38, math.nan, math.inf, 0.5]
+    numbers: list[Any] = [*HUGE_NUMBERS, -1, -(2**31), 0.0, -1.0, 1e-45, 3e38, 0.5]
+    numbers += [np.float32(math.nan), np.float32(math.inf)]  # as Python floats they are not written
     others: list[Any] = [True, False, "", "llama", "{{ 1/0 }}", "{% for", [], [1], ["a"], [1.5] * 3, [True] * 2]
     if isinstance(value, int | float) and not isinstance(value, bool) and random_.random() < 0.7:
         return random_.choice([*numbers, value + 1, value - 1, value * 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import warnings
 from typing import Any
 
 import gguf
@@ -33,7 +34,7 @@ values = st.one_of(
     text,
     st.booleans(),
     st.integers(-(2**63), 2**64 - 1),
-    st.floats(width=32, allow_nan=False),
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
     st.lists(text, max_size=8),
     numbers,
 )
@@ -211,7 +212,26 @@ def test_the_writer_refuses_by_name() -> None:
     for bad in (None, b"bytes", {}, [1, "a"], [True, 1], np.zeros((2, 2)), np.array(["a"]), 2**64, object(), [None]):
         with pytest.raises(MetadataError, match=r"'the\.key'"):
             gguf_bytes({"the.key": bad}, {})
-    for bad_alignment in (0, "32", -8):
+    for bad_number in (
+        1e39,
+        -1e300,
+        math.nan,
+        math.inf,
+        [1.0, -math.inf],
+        [1, 1e39],
+        2**64,
+        -(2**63) - 1,
+        [-1, 2**63],
+        10**5000,
+    ):
+        with warnings.catch_warnings(), pytest.raises(MetadataError, match=r"'the\.key'.*got .*expected") as caught:
+            warnings.simplefilter("error")  # NumPy's of an overflow, say
+            gguf_bytes({"the.key": bad_number}, {})
+        assert len(str(caught.value)) < 250
+    largest = float(np.finfo(np.float32).max)
+    exact = parse_header(gguf_bytes({"x": largest, "n": np.float32(np.nan)}, {}), "f").metadata
+    assert exact["x"] == largest and math.isnan(exact["n"])
+    for bad_alignment in (0, "32", -8, 1, 48, 2**17, True):
         with pytest.raises(MetadataError, match=r"'general\.alignment'"):
             gguf_bytes({"general.alignment": bad_alignment}, {})
     with pytest.raises(TensorError):

@@ -10,9 +10,10 @@ layer scales its weight, one behind it the bias as well. Source: Zuo et al. 2025
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kinetic_core.checkpoint import (
     CheckpointConfig,
@@ -30,6 +31,9 @@ from kinetic_core.checkpoint import (
     scaled,
     without_middle_axis,
 )
+
+if TYPE_CHECKING:
+    from kinetic_core.checkpoint.transforms import Make
 
 
 def _metadata(config: CheckpointConfig) -> dict[str, Any]:
@@ -59,13 +63,11 @@ def _rules(config: CheckpointConfig) -> list[TensorRule]:
 
     block, layer = "blk.{layer}.", "model.layers.{layer}."
     gate, down = config.get_floats("mlp_multipliers", 2, default=1.0)
-    slices = _slices(config)
-    before_and_after: dict[str, tuple[str, float, Any]] = {
+    before_and_after: dict[str, tuple[str, float, float]] = {
         "attn_q": ("self_attn.q_proj", factor("attention_in"), 1.0),
         "attn_k": ("self_attn.k_proj", factor("attention_in"), factor("key")),
         "attn_v": ("self_attn.v_proj", factor("attention_in"), 1.0),
         "attn_output": ("self_attn.o_proj", 1.0, factor("attention_out")),
-        "ssm_in": ("mamba.in_proj", factor("ssm_in"), slices),
         "ssm_out": ("mamba.out_proj", 1.0, factor("ssm_out")),
         "ffn_gate": ("feed_forward.gate_proj", 1.0, gate),
         "ffn_up": ("feed_forward.up_proj", 1.0, 1.0),
@@ -92,15 +94,24 @@ def _rules(config: CheckpointConfig) -> list[TensorRule]:
     for ours, (theirs, before, after) in before_and_after.items():
         rules.append(TensorRule(f"{block}{ours}.weight", f"{layer}{theirs}.weight", scaled(before * after)))
         rules.append(TensorRule(f"{block}{ours}.bias", f"{layer}{theirs}.bias", scaled(after)))
+    rules.append(TensorRule(block + "ssm_in.weight", layer + "mamba.in_proj.weight", _slices(config, factor("ssm_in"))))
+    rules.append(TensorRule(block + "ssm_in.bias", layer + "mamba.in_proj.bias", _slices(config, 1.0)))
     return rules
 
 
-def _slices(config: CheckpointConfig) -> Any:
-    """The factor of each row of ``in_proj``: gate, x, B, C, dt. f64[rows]."""
+def _slices(config: CheckpointConfig, before: float) -> Make:
+    """``in_proj`` with the factors of its slices, gate, x, B, C and dt, and the factor before it."""
     keys = mamba2_metadata(config)
     inner, heads = keys["ssm.inner_size"], keys["ssm.time_step_rank"]
     states = keys["ssm.group_count"] * keys["ssm.state_size"]
-    return np.repeat(config.get_floats("ssm_multipliers", 5, default=1.0), (inner, inner, states, states, heads))
+    sizes, factors = (inner, inner, states, states, heads), config.get_floats("ssm_multipliers", 5, default=1.0)
+
+    def made(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        if len(array) != sum(sizes):  # before a vector is made of sizes that are somebody's word
+            raise ValueError(f"{sum(sizes)} rows: gate, x, B, C and dt are {sizes}")
+        return scaled(np.repeat(before * np.array(factors), sizes))(array)
+
+    return made
 
 
 CHECKPOINT = CheckpointFormat(("FalconH1ForCausalLM",), _metadata, _rules)

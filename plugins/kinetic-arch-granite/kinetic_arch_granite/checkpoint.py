@@ -23,6 +23,7 @@ from kinetic_core.checkpoint import (
     first_half,
     head_dim,
     in_groups,
+    layer_count,
     layer_types,
     mamba2_metadata,
     model_rules,
@@ -46,7 +47,7 @@ _MIXERS = {
 
 def _kinds(config: CheckpointConfig) -> tuple[str, ...]:
     """mamba or attention per block, which newer files call linear_attention and full_attention."""
-    default = ("mamba",) * config.get_int("num_hidden_layers", minimum=1)
+    default = ("mamba",) * layer_count(config)
     kinds = layer_types(config, "mamba", "attention", "linear_attention", "full_attention", default=default)
     return tuple({"linear_attention": "mamba", "full_attention": "attention"}.get(kind, kind) for kind in kinds)
 
@@ -59,6 +60,7 @@ def _metadata(config: CheckpointConfig) -> dict[str, Any]:
         raise config.refused("position_embedding_type", "nope or rope")
     if position == "rope":
         rope_type(config, "default")
+    config.expect("mamba_n_groups", 1)  # checkpoints norm the whole width whatever it says, files each group's
     common, kinds = common_metadata(config), _kinds(config)
     kv_heads = common["attention.head_count_kv"]
     n_experts = config.get_int("num_local_experts", default=0)

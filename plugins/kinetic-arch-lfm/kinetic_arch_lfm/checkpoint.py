@@ -17,6 +17,7 @@ from kinetic_core.checkpoint import (
     common_metadata,
     expert_metadata,
     head_dim,
+    layer_count,
     layer_types,
     model_rules,
     rope_base,
@@ -131,9 +132,8 @@ def _lfm3_metadata(config: CheckpointConfig) -> dict[str, Any]:
 def _lfm3_factors(config: CheckpointConfig) -> Mapping[str, npt.NDArray[np.float32]]:
     """``rope_freqs.weight`` where only the first share of a full block's pairs turns."""
     full = config.section("rope_parameters").section("full_attention")
-    share, pairs = full.get_float("partial_rotary_factor", default=1.0), head_dim(config) // 2
-    if not 0 <= share <= 1:
-        raise full.refused("partial_rotary_factor", "0 to 1")
+    share = full.get_float("partial_rotary_factor", default=1.0, minimum=0.0, maximum=1.0)
+    pairs = head_dim(config) // 2
     if share == 1:
         return {}
     factors = np.full(pairs, FIXED_PAIR, np.float32)
@@ -146,10 +146,10 @@ def _kinds(config: CheckpointConfig) -> tuple[str, ...]:
     default = None
     if "layer_types" not in config:
         numbers = config.values.get("full_attn_idxs")
-        if not isinstance(numbers, list):
+        if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
             raise config.refused("full_attn_idxs", "the numbers of the attention blocks, or layer_types")
-        n_layers = config.get_int("num_hidden_layers", minimum=1)
-        default = tuple("full_attention" if layer in numbers else "conv" for layer in range(n_layers))
+        attention = frozenset(numbers)
+        default = tuple("full_attention" if layer in attention else "conv" for layer in range(layer_count(config)))
     return layer_types(config, "conv", "full_attention", "sliding_attention", default=default)
 
 
@@ -158,9 +158,13 @@ def _feed_forward_length(config: CheckpointConfig, adjusted: bool) -> int:
     width: int = config.get_int("block_ff_dim", "intermediate_size", minimum=1)
     if not config.get_bool("block_auto_adjust_ff_dim", default=adjusted):
         return width
-    width = int(config.get_float("block_ffn_dim_multiplier", default=1.0) * int(2 * width / 3))
+    factor = config.get_float("block_ffn_dim_multiplier", default=1.0)
     multiple = config.get_int("block_multiple_of", default=256, minimum=1)
-    return int(-(-width // multiple) * multiple)
+    adjusted_width = int(-(-int(factor * int(2 * width / 3)) // multiple) * multiple)
+    if not 1 <= adjusted_width < 2**32:
+        key = "block_ffn_dim_multiplier" if "block_ffn_dim_multiplier" in config else "block_multiple_of"
+        raise config.refused(key, f"a feed-forward width from 1 to {2**32 - 1}, not {adjusted_width:.6g}")
+    return adjusted_width
 
 
 LFM2 = CheckpointFormat(("Lfm2ForCausalLM",), _lfm2_metadata, lambda config: _rules(_LFM2))

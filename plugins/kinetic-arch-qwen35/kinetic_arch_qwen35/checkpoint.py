@@ -26,6 +26,8 @@ from kinetic_core.checkpoint import (
     common_metadata,
     expert_metadata,
     first_half,
+    head_dim,
+    layer_count,
     layer_types,
     model_rules,
     negative_exp,
@@ -73,10 +75,11 @@ def _metadata(config: CheckpointConfig) -> dict[str, Any]:
     config.expect("attn_output_gate", True)
     rope_type(config, "default")
     rope, n_predicted = rope_settings(config), _n_predicted(config)
-    head = config.get_int("head_dim", default=256, minimum=2)
-    share = rope.get_float("partial_rotary_factor", default=config.get_float("partial_rotary_factor", default=0.25))
-    sections = rope.values.get("mrope_section")
-    n_layers = config.get_int("num_hidden_layers", minimum=1)
+    head = head_dim(config) if "head_dim" in config else 256
+    beside = config.get_float("partial_rotary_factor", default=0.25, minimum=0.0, maximum=1.0)
+    share = rope.get_float("partial_rotary_factor", default=beside, minimum=0.0, maximum=1.0)
+    sections = rope.get_ints("mrope_section", 3, default=None)
+    n_layers = layer_count(config)
     interval = config.get_int("full_attention_interval", default=4, minimum=1)
     by_interval = ["full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(n_layers)]
     kinds = layer_types(config, "linear_attention", "full_attention", default=tuple(by_interval))
@@ -99,7 +102,7 @@ def _metadata(config: CheckpointConfig) -> dict[str, Any]:
         metadata["full_attention_interval"] = interval
     if n_predicted:
         metadata["nextn_predict_layers"] = n_predicted
-    if isinstance(sections, list) and len(sections) == 3:  # time, height, width: text has one position for all
+    if sections is not None:  # time, height, width: text has one position for all
         metadata["rope.dimension_sections"] = np.array([*sections, 0], np.int32)
     return metadata
 
@@ -154,15 +157,17 @@ class _ValueHeads:
     def qkv(self, fused: _Array) -> _Array:
         """q, k and v out of in_proj_qkvz."""
         d = self.d
-        q, k, v, _ = np.split(self._by_key_head(fused), (d, 2 * d, (2 + self.r) * d), axis=1)
+        q, k, v, _ = np.split(self._by_key_head(fused, (2 + 2 * self.r) * d), (d, 2 * d, (2 + self.r) * d), axis=1)
         return self.tiled_values(np.concatenate([part.reshape(-1, fused.shape[1]) for part in (q, k, v)]))
 
-    def part(self, start: int, stop: int | None) -> Callable[[_Array], _Array]:
-        """Rows `start` to `stop` of each key head out of a fused projection: z, b or a."""
-        return lambda fused: self.tiled(self._by_key_head(fused)[:, start:stop].reshape(-1, fused.shape[1]))
+    def part(self, start: int, stop: int, rows: int) -> Callable[[_Array], _Array]:
+        """Rows `start` to `stop` of the `rows` of each key head out of a fused projection: z, b or a."""
+        return lambda fused: self.tiled(self._by_key_head(fused, rows)[:, start:stop].reshape(-1, fused.shape[1]))
 
-    def _by_key_head(self, fused: _Array) -> _Array:
-        return fused.reshape(self.key_heads, -1, fused.shape[1])
+    def _by_key_head(self, fused: _Array, rows: int) -> _Array:
+        if fused.ndim != 2 or len(fused) != self.key_heads * rows:
+            raise ValueError(f"a matrix of {self.key_heads * rows} rows, {rows} for each key head")
+        return fused.reshape(self.key_heads, rows, fused.shape[1])
 
 
 def _rules(config: CheckpointConfig, feed_forward: Mapping[str, str]) -> list[TensorRule]:
@@ -174,7 +179,7 @@ def _rules(config: CheckpointConfig, feed_forward: Mapping[str, str]) -> list[Te
     block, layer = "blk.{layer}.", model + "layers.{layer}."
     rules += _block(block, layer, feed_forward) + _delta_net_rules(config, block, layer + "linear_attn.")
     if _n_predicted(config):
-        block = f"blk.{config.get_int('num_hidden_layers')}."
+        block = f"blk.{layer_count(config)}."
         norms = dict.fromkeys(("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"), plus_one)
         rules += _block(block, "mtp.layers.0.", feed_forward)
         rules += block_rules(_PREDICTION, norms, block=block, layer="mtp.")
@@ -196,18 +201,21 @@ def _block(block: str, layer: str, feed_forward: Mapping[str, str]) -> list[Tens
 
 def _delta_net_rules(config: CheckpointConfig, block: str, layer: str) -> list[TensorRule]:
     heads = _ValueHeads(config)
+    d, r = heads.d, heads.r
     kernel = chain(without_middle_axis, heads.tiled_values)
     return [
         TensorRule(block + "attn_qkv.weight", layer + "in_proj_qkv.weight", heads.tiled_values),
         TensorRule(block + "attn_qkv.weight", layer + "in_proj_qkvz.weight", heads.qkv),
         TensorRule(block + "attn_gate.weight", layer + "in_proj_z.weight", heads.tiled),
         TensorRule(
-            block + "attn_gate.weight", layer + "in_proj_qkvz.weight", heads.part((2 + heads.r) * heads.d, None)
+            block + "attn_gate.weight",
+            layer + "in_proj_qkvz.weight",
+            heads.part((2 + r) * d, (2 + 2 * r) * d, (2 + 2 * r) * d),
         ),
         TensorRule(block + "ssm_alpha.weight", layer + "in_proj_a.weight", heads.tiled),
-        TensorRule(block + "ssm_alpha.weight", layer + "in_proj_ba.weight", heads.part(heads.r, None)),
+        TensorRule(block + "ssm_alpha.weight", layer + "in_proj_ba.weight", heads.part(r, 2 * r, 2 * r)),
         TensorRule(block + "ssm_beta.weight", layer + "in_proj_b.weight", heads.tiled),
-        TensorRule(block + "ssm_beta.weight", layer + "in_proj_ba.weight", heads.part(0, heads.r)),
+        TensorRule(block + "ssm_beta.weight", layer + "in_proj_ba.weight", heads.part(0, r, 2 * r)),
         TensorRule(block + "ssm_conv1d.weight", layer + "conv1d.weight", kernel),
         TensorRule(block + "ssm_a", layer + "A_log", chain(negative_exp, heads.tiled)),
         TensorRule(block + "ssm_dt.bias", layer + "dt_bias", heads.tiled),
