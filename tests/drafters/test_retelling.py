@@ -11,6 +11,7 @@ import pytest
 from kinetic_drafters import retelling as module
 from kinetic_drafters import words as words_module
 from kinetic_drafters.context import ContextDrafter
+from kinetic_drafters.edits import SHARES
 from kinetic_drafters.retelling import SURE, Retelling, Sketch
 from kinetic_drafters.words import MATCHED_ESTIMATES
 
@@ -79,6 +80,108 @@ def likeliest(draft: Draft | None) -> list[int]:
     return found
 
 
+def nothing_follows(_guessed: Sequence[int], _most: int) -> None:
+    return None
+
+
+def with_edit(old: int, new: int, tokens: Sequence[int], guesses: Sequence[int], shares: Sequence[float]) -> list[int]:
+    """The tokens of a chain of guesses and what is put in, where a replacement was made before; no token is a word."""
+    retelling = Retelling(Texts())
+    retelling.edits.learn([old], [new])
+    draft = Draft(DraftTree.chain(guesses), tuple(shares))
+    improved = retelling.improved(draft, array("i", tokens), 1, nothing_follows, 8)
+    assert improved is not None
+    return list(improved.tree.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("shares", "is_made"),
+    [((0.9, 0.9), True), ((0.5, 0.2), True), ((0.3, 0.3), False)],  # LEAST_REACHED is 0.1
+)
+def test_a_replacement_is_made_where_it_is_likely_enough_to_be_reached(
+    shares: tuple[float, float], is_made: bool
+) -> None:
+    tokens, guesses = [59, 33, 34, 40, 35, 36], [33, 34, 40, 35]
+    expected = [*guesses, *([41, 35, 36] if is_made else [])]
+    assert with_edit(40, 41, tokens, guesses, (*shares, 0.9, 0.9)) == expected
+
+
+def must_not_be_asked(guessed: Sequence[int], _most: int) -> None:
+    raise AssertionError(f"asked for what follows {guessed}")
+
+
+@pytest.mark.parametrize(("share", "is_looked_at"), [(SURE, False), (SURE - 0.01, True)])
+def test_words_are_looked_for_beside_guesses_that_are_not_sure(share: float, is_looked_at: bool) -> None:
+    texts = Texts()
+    tokens = array("i", texts.tokens(LINES + '{"name": "Anna Berg", "job": "'))
+    draft = Draft(DraftTree.chain([ord("x"), ord("|")]), (share, 0.5))
+    improved = Retelling(texts).improved(draft, tokens, len(tokens), nothing_follows, 8)
+    assert improved is not None
+    roots = [token for token, parent in zip(improved.tree.token_ids, improved.tree.parents, strict=True) if parent < 0]
+    assert roots == [ord("x"), *([texts.tokens("nurse")[0]] if is_looked_at else [])]
+
+
+def test_words_are_left_alone_in_a_pause_though_a_replacement_may_be_made() -> None:
+    texts = Texts()
+    retelling = Retelling(texts)
+    tokens = array("i", texts.tokens(LINES + '{"name": "Anna Berg", "job": "'))
+    assert likeliest(retelling.improved(None, tokens, len(tokens), nothing_follows, 8)) == texts.tokens("nurse")
+    retelling.edits.learn([tokens[0]], [33])
+    retelling._watched, retelling._left = None, 2
+    for expected in ([], [], texts.tokens("nurse")):
+        assert likeliest(retelling.improved(None, tokens, 0, nothing_follows, 8)) == expected
+
+
+def test_the_first_word_that_is_put_in_is_watched() -> None:
+    texts = Texts()
+    tokens = array("i", texts.tokens(LINES + "".join(FILLED[:2]) + '{"name": "'))
+    drafter = drafter_after(texts, tokens)
+    draft = drafter.propose(1, 31)
+    assert draft is not None and texts.tokens("pilot")[0] in draft.tree.token_ids  # another one behind it
+    retelling = drafter._sequences[1].retelling
+    assert retelling is not None and retelling._watched == (len(tokens), (texts.tokens("Amina")[0],))
+
+
+def test_what_follows_is_asked_for_behind_likelier_words_only() -> None:
+    texts = Texts()
+    tokens = array("i", texts.tokens("qq a; b; d. ww z a, b c ee; a. b "))
+    draft = Draft(DraftTree.chain([ord("c")]), (0.75,))
+    improved = Retelling(texts).improved(draft, tokens, len(tokens), must_not_be_asked, 2)
+    assert improved is not None and set(improved.tree.token_ids) == {ord("c"), ord("d")}
+    asked: list[tuple[list[int], int]] = []
+    tokens = array("i", texts.tokens(LINES + '{"name": "Anna Berg", "job": "'))
+    Retelling(texts).improved(None, tokens, len(tokens), lambda path, most: asked.append(([*path], most)), 8)
+    assert asked == [(texts.tokens("nurse"), 6)]
+    nothing_found = array("i", texts.tokens("no word comes again. "))
+    assert Retelling(texts).improved(None, nothing_found, len(nothing_found), must_not_be_asked, 8) is None
+
+
+@pytest.mark.parametrize(("share", "left"), [(0.9, 0.4), (0.2, 0.2)])
+def test_what_may_be_replaced_is_no_likelier_than_that_it_is_not(share: float, left: float) -> None:
+    assert SHARES[0] == 0.6
+    retelling = Retelling(Texts())
+    retelling.edits.learn([40], [41])
+    draft = Draft(DraftTree.chain([40]), (share,))
+    improved = retelling.improved(draft, array("i", [59, 40]), 1, nothing_follows, 8)
+    assert improved is not None and improved.tree == DraftTree((40, 41), (-1, -1))
+    assert improved.expected == pytest.approx((left, 0.6))
+
+
+def test_no_replacement_is_made_of_what_is_not_guessed() -> None:
+    guesses = [33, 34]
+    assert with_edit(40, 41, [59, 40, 34, 35], guesses, (0.9, 0.9)) == guesses  # another place's token is likelier
+    assert with_edit(34, 41, [59, 33, 35, 34], guesses, (0.9, 0.9)) == guesses  # the place went on otherwise
+    assert with_edit(40, 41, [59, 33, 40], [33, 40], (0.9, 0.9)) == [33, 40, 41]
+
+
+def test_no_replacement_is_made_behind_the_last_guess() -> None:
+    retelling = Retelling(Texts())
+    retelling.edits.learn([34, 36], [41])
+    draft = Draft(DraftTree.chain([33, 34]), (0.9, 0.9))
+    tokens = array("i", [59, 33, 34, 34, 36])
+    assert retelling.improved(draft, tokens, 1, nothing_follows, 8) == draft
+
+
 def guessed_text(texts: Texts, text: str, most: int = 12) -> str:
     draft = drafter_after(texts, texts.tokens(text)).propose(1, most)
     return b"".join(map(texts.token_bytes, likeliest(draft))).decode()
@@ -137,6 +240,11 @@ def test_what_is_sure_is_not_looked_at() -> None:
     texts.encoded.clear()
     draft = drafter.propose(1, 8)
     assert draft is not None and min(draft.expected) >= SURE and texts.encoded == []
+    retelling = Retelling(texts)
+    for share, n_read in ((SURE, 0), (SURE - 0.01, 4)):
+        draft = Draft(DraftTree.chain([33, 34]), (1.0, share))
+        assert retelling.improved(draft, array("i", [35, 33, 34, 36]), 1, nothing_follows, 8) == draft
+        assert retelling._n_read == n_read  # the text is taken in when words are looked for
 
 
 def test_tokens_and_texts_that_a_tokenizer_does_not_have() -> None:
@@ -171,10 +279,7 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     texts = Texts()
     tokens = array("i", texts.tokens(LINES + '{"name": "Anna Berg", "job": "'))
     retelling = Retelling(texts)
-    drafts = [
-        retelling.improved(None, tokens, len(tokens), lambda _guessed, _most: None, 4)
-        for _ in range(-(-len(tokens) // 50))
-    ]
+    drafts = [retelling.improved(None, tokens, len(tokens), nothing_follows, 4) for _ in range(-(-len(tokens) // 50))]
     assert len(drafts) > 1 and drafts[:-1] == [None] * (len(drafts) - 1)
     assert likeliest(drafts[-1]) == texts.tokens("nurse")
 
