@@ -11,6 +11,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kinetic_core.errors import RequestError, describe, shown
+
 if TYPE_CHECKING:
     from kinetic_core.gguf.source import TensorSource
     from kinetic_core.interfaces.batch import RowBatch, SequenceRows
@@ -36,9 +38,9 @@ class BackendCapabilities:
 
 @attrs.frozen
 class LoadOptions:
-    """How to load a program.
+    """How to load a program. Raises RequestError for a number of threads that cannot be.
 
-    n_threads:   worker threads; None: the physical (performance) cores.
+    n_threads:   worker threads, at least 1; None: the physical (performance) cores.
     kv_type:     ``"f16"`` or ``"f32"``.
     n_blocks:    KV blocks of 256 positions in the pool.
     n_slots:     recurrent-state slots.
@@ -54,6 +56,12 @@ class LoadOptions:
     max_rows: int = 256
     max_outputs: int = 32
     progress: Progress | None = None
+
+    def __attrs_post_init__(self) -> None:
+        threads = self.n_threads
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            what = "n_threads cannot be used"
+            raise RequestError(describe(what, got=shown(threads), expected="at least 1, or None"), field="n_threads")
 
 
 class Executable(ABC):

@@ -147,13 +147,17 @@ def test_more_bits_lie_nearer_and_run(tmp_path: Path, file: str, type_: str, num
         with load(str(tmp_path / f"{each}.gguf"), backend="reference", kv="f32", ctx=64) as model:
             logits[each] = model.logits(tokens)
             assert len(model.generate(tokens, max_tokens=1, temperature=0.0, ignore_end=True).token_ids) == 1
-    assert 0 < rms(logits[type_] - logits["f32"]) < 0.75 * rms(logits["q4_k_m"] - logits["f32"])
+    # The median of the tokens': where another expert is chosen, a token's scores are far off in any type.
+    moved = {each: float(np.median((logits[each] - logits["f32"]).astype(float).std(1))) for each in ("q4_k_m", type_)}
+    assert 0 < moved[type_] < 0.75 * moved["q4_k_m"]
     with open_model_file(tmp_path / f"{type_}.gguf") as made, open_model_file(tmp_path / "q4_k_m.gguf") as smaller:
         assert made.metadata.get_int("general.file_type") == number
-        instead = {"Q4_K": "Q6_K" if type_ == "q6_k" else "Q5_K", "Q5_0": "Q8_0" if type_ == "q6_k" else "Q5_1"}
-        expected = {name: instead.get(info.type.name, info.type.name) for name, info in smaller.tensors.items()}
-        assert {name: info.type.name for name, info in made.tensors.items()} == expected
-        assert set(expected.values()) <= {"Q8_0", "Q6_K", "Q5_K", "Q5_1", "F32", "F16"}
+        for name, info in smaller.tensors.items():
+            kind = info.type.name
+            if type_ == "q6_k" and kind != "F32":
+                kind = "Q6_K" if info.shape[-1] % 256 == 0 else "Q8_0"
+            assert made.tensors[name].type.name == {"Q4_K": "Q5_K", "Q5_0": "Q5_1"}.get(kind, kind), name
+        assert {"q6_k": "Q6_K", "q5_k_m": "Q5_K"}[type_] in {info.type.name for info in made.tensors.values()}
 
 
 def test_choice_of_types():

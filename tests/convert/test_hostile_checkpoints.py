@@ -21,6 +21,7 @@ from kinetic_core.convert.safetensors import INDEX_NAME, read_checkpoint, read_t
 from kinetic_core.engine.model import load
 from kinetic_core.errors import KineticError, MetadataError, PluginError, RequestError, TensorError, TokenizerError
 from kinetic_core.interfaces import Architecture
+from kinetic_core.interfaces.backend import LoadOptions
 from kinetic_core.plugins import load_registry
 
 HUGE = 2**32 - 1
@@ -286,6 +287,9 @@ def test_numbers_of_threads(tmp_path: Path, n_threads: Any):
     assert caught.value.field == "n_threads"
     with pytest.raises(RequestError, match=r"threads cannot be used.*1 to 1024"):
         load("tiny-hybrid", threads=n_threads)
+    if n_threads != 2000:  # a backend of somebody else's may have as many
+        with pytest.raises(RequestError, match=r"n_threads cannot be used.*at least 1"):
+            LoadOptions(n_threads=n_threads)
 
 
 def test_settings_with_bounds():
