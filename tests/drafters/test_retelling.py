@@ -89,7 +89,7 @@ def with_edit(old: int, new: int, tokens: Sequence[int], guesses: Sequence[int],
     retelling = Retelling(Texts())
     retelling.edits.learn([old], [new])
     draft = Draft(DraftTree.chain(guesses), tuple(shares))
-    improved = retelling.improved(draft, array("i", tokens), 1, nothing_follows, 8)
+    improved = retelling.improved(draft, array("i", tokens), 1, must_not_be_asked, 8)
     assert improved is not None
     return list(improved.tree.token_ids)
 
@@ -130,6 +130,7 @@ def test_words_are_left_alone_in_a_pause_though_a_replacement_may_be_made() -> N
     retelling._watched, retelling._left = None, 2
     for expected in ([], [], texts.tokens("nurse")):
         assert likeliest(retelling.improved(None, tokens, 0, nothing_follows, 8)) == expected
+        assert retelling._in_vain == 0  # a pause is no look in vain
 
 
 def test_the_first_word_that_is_put_in_is_watched() -> None:
@@ -150,8 +151,9 @@ def test_what_follows_is_asked_for_behind_likelier_words_only() -> None:
     assert improved is not None and set(improved.tree.token_ids) == {ord("c"), ord("d")}
     asked: list[tuple[list[int], int]] = []
     tokens = array("i", texts.tokens(LINES + '{"name": "Anna Berg", "job": "'))
-    Retelling(texts).improved(None, tokens, len(tokens), lambda path, most: asked.append(([*path], most)), 8)
-    assert asked == [(texts.tokens("nurse"), 6)]
+    Retelling(texts).improved(None, tokens, len(tokens), lambda path, most: asked.append(([*path], most)), 3)
+    assert asked == [(texts.tokens("nurse"), 1)]
+    Retelling(texts).improved(None, tokens, len(tokens), must_not_be_asked, 2)  # "nurse" is all there is room for
     nothing_found = array("i", texts.tokens("no word comes again. "))
     assert Retelling(texts).improved(None, nothing_found, len(nothing_found), must_not_be_asked, 8) is None
 
