@@ -9,13 +9,14 @@ addition are contracted unless `fma` says so, `max_` and `min_` return their sec
 neither greater nor less (NaN included). NaN payloads are the one thing left open.
 """
 
-from kinetic_core.backends.cpu.simd import columns, dot, half, memory, nibbles, vector
+from kinetic_core.backends.cpu.simd import columns, dot, half, memory, nibbles, rows, vector
 from kinetic_core.backends.cpu.simd.columns import *  # noqa: F403
 from kinetic_core.backends.cpu.simd.dot import *  # noqa: F403
 from kinetic_core.backends.cpu.simd.half import *  # noqa: F403
 from kinetic_core.backends.cpu.simd.lowering import LANES, LOWERING
 from kinetic_core.backends.cpu.simd.memory import *  # noqa: F403
 from kinetic_core.backends.cpu.simd.nibbles import *  # noqa: F403
+from kinetic_core.backends.cpu.simd.rows import *  # noqa: F403
 from kinetic_core.backends.cpu.simd.types import VF, VI, VM, WB, WF, WI, WS, Rows, Static, Vec
 from kinetic_core.backends.cpu.simd.vector import *  # noqa: F403
 
@@ -25,4 +26,5 @@ __all__ += dot.__all__
 __all__ += half.__all__
 __all__ += memory.__all__
 __all__ += nibbles.__all__
+__all__ += rows.__all__
 __all__ += vector.__all__

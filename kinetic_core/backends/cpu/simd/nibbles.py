@@ -11,10 +11,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from kinetic_core.backends.cpu.simd.dot import (
+from kinetic_core.backends.cpu.simd.dot import PART
+from kinetic_core.backends.cpu.simd.products import (
     AVX2,
     AVX512,
-    PART,
     broadcast_bytes,
     broadcast_i32,
     call,
@@ -22,10 +22,9 @@ from kinetic_core.backends.cpu.simd.dot import (
     emit_byte_pairs,
     emit_madd,
     emit_madd_add,
-    pack_rows,
     row_address,
-    unpack_rows,
 )
+from kinetic_core.backends.cpu.simd.rows import pack_rows, unpack_rows
 from kinetic_core.backends.cpu.simd.types import I8, I32, I64, WB, WI, WS, Rows, lane_constant, pointer
 
 __all__ = [
