@@ -449,6 +449,16 @@ def test_a_fork_goes_on_in_a_document_of_its_own() -> None:
     assert second.tokens.tolist() == text[900 - LONGEST :] and second.lead == LONGEST
 
 
+def test_no_more_is_taken_for_known_than_was_to_be_learned() -> None:
+    index = TenantIndex()
+    text = random_tokens(47, 500)
+    Learner(1, index, text).learn(500, 1 << 20)
+    learner = Learner(2, index, text)
+    for end in (100, 300):
+        learner.learn(end, 1 << 20)
+        assert learner.learned == end and index.n_indexed == 500
+
+
 def test_what_waits_holds_nothing_but_its_tokens() -> None:
     index = TenantIndex()
     text = random_tokens(41, 500)
