@@ -105,7 +105,7 @@ class GuessTree:
         )
 
 
-@attrs.frozen
+@attrs.define
 class NextStep:
     """The step that guesses are chosen for.
 
@@ -215,7 +215,8 @@ def worthwhile_depths(
                 rows += [(-chance, 0, None) for chance in theirs]
         rows.sort(key=lambda row: row[:2])
         chances = (-chance for chance, _, _ in rows[: step.most])
-        found = _best_count(chances, attrs.evolve(step, other_s=step.other_s + ahead * run_s), best)
+        longer = NextStep(step.n_answering, step.most, step.costs, step.other_s + ahead * run_s)
+        found = _best_count(chances, longer, best)
         if found:
             best = found.rate
             depths = Counter(key for _, _, key in rows[: found.n_drafts] if key is not None)

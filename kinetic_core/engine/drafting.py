@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import attrs
-
 from kinetic_core.engine.draft_policy import Asked, GuessTree, NextStep, best_rows, worthwhile_depths
 from kinetic_core.engine.draft_source import Source
 from kinetic_core.engine.sequence import Sequence
@@ -121,15 +119,18 @@ class Drafting:
 
     def _choose(self, answering: list[Sequence], step: NextStep) -> dict[Sequence, DraftTree]:
         began = time.perf_counter()
-        rooms = {s: min(step.most, self._room(s), MAX_DRAFT) for s in answering if s.is_drafted}
-        rooms = {sequence: most for sequence, most in rooms.items() if most >= 1}
+        rooms: dict[Sequence, int] = {}
+        for sequence in answering:
+            if sequence.is_drafted and (most := min(step.most, self._room(sequence), MAX_DRAFT)) >= 1:
+                rooms[sequence] = most
         guesses: dict[Sequence, GuessTree] = {}
         for sequence, most in rooms.items():
             for source in self._lookups:
                 self._look_up(source, sequence, most, guesses, step)
         running_since = time.perf_counter()
         for source in self._readers:
-            step = attrs.evolve(step, other_s=step.other_s + self._run(source, rooms, guesses, step))
+            if source.knows_any:
+                step.other_s += self._run(source, rooms, guesses, step)
         began += time.perf_counter() - running_since  # its gain was weighed before
         if not guesses:
             return {}
@@ -204,7 +205,8 @@ class Drafting:
         self, source: Source, rooms: Mapping[Sequence, int], guesses: dict[Sequence, GuessTree], step: NextStep
     ) -> float:
         """Ask a source that runs a part of the model, where that promises more; the seconds that it takes each time."""
-        depths, pays = {s: room for s, room in rooms.items() if source.record(s.number) is not None}, True
+        rooms = {sequence: room for sequence, room in rooms.items() if source.record(sequence.number) is not None}
+        depths, pays = rooms, True
         if self._policy == "measured":
             depths, pays = self._depths(source, rooms, guesses, step)
         began = time.perf_counter()
