@@ -109,9 +109,7 @@ def convert(
         )
     if pre_tokenizer is not None:
         pre_tokenizer_spec(pre_tokenizer)  # refuses unknown ones
-    if n_threads is not None and (
-        isinstance(n_threads, bool) or not isinstance(n_threads, int) or not 1 <= n_threads <= 1024
-    ):
+    if n_threads is not None and not _is_count_of_threads(n_threads):
         raise RequestError(
             describe("n_threads cannot be used", got=shown(n_threads), expected="1 to 1024, or None"), field="n_threads"
         )
