@@ -37,9 +37,12 @@ N_PROSE = 160
 N_RANDOM = 160
 N_AGENT = 120
 N_RANDOM_PROMPT = 64
-N_STREAM = 300
-STREAMS_S = 4.0
-"""Tokens of an answer, and seconds that are counted, with requests at the same time."""
+N_STREAM = 120
+STREAMS_S = 6.0
+"""Tokens of an answer, and seconds that are counted, with requests at the same time: several answers of each client.
+
+Where plain clients only just did not end their first answer, the faster ones alone would have prompts to run.
+"""
 N_FILLING = 200_000
 N_FILLING_TEXT = 2000
 """Tokens of other text in the filled index, and of each request that brought it."""

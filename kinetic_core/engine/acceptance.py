@@ -66,14 +66,14 @@ REACH_SMOOTHING = 0.25
 class Pause:
     """How long something that was in vain is left alone: `patience` times not at all, then for 1, 3, 7 … steps.
 
-    longest: steps at the most.
+    longest: steps at the most. first: it begins with a pause of so many, one of 1, 3, 7, …; those after it are longer.
     """
 
-    def __init__(self, longest: int, patience: int = 0) -> None:
+    def __init__(self, longest: int, patience: int = 0, first: int = 0) -> None:
         self._longest = longest
         self._patience = patience
-        self._left = 0
-        self._in_vain = 0
+        self._left = first
+        self._in_vain = patience + first.bit_length() if first else 0
 
     def is_over(self) -> bool:
         """To be asked once before every step."""
@@ -109,18 +109,27 @@ class Acceptance:
     """One source's record with one sequence, on top of its record with everyone.
 
     A source that had nothing worth a row `patience` times in a row is left alone: for one step, then 3, 7, … up to
-    `longest_pause`, until it has. Where asking costs time of the model (`costly`), there is no patience, and the same
-    goes for outright misses, first guesses that were wrong, from the second in a row on.
+    `longest_pause`, until it has; it may begin with a pause, `first_pause`. Where asking costs time of the model
+    (`costly`), there is no patience, and the same goes for outright misses, first guesses that were wrong, from the
+    second in a row on.
 
     untold: chosen tokens that the source has not been told yet. was_tried: was it asked, or left alone where it would
     have been? has_paid: were its guesses ever worth their time?
     """
 
-    def __init__(self, everyone: Rates, longest_pause: int, *, costly: bool = False, patience: int = PATIENCE) -> None:
+    def __init__(
+        self,
+        everyone: Rates,
+        longest_pause: int,
+        *,
+        costly: bool = False,
+        patience: int = PATIENCE,
+        first_pause: int = 0,
+    ) -> None:
         self._everyone = everyone
         self._own = Rates()
         self._followed: list[_Followed] = []
-        self._unpaid = Pause(longest_pause, 0 if costly else patience)
+        self._unpaid = Pause(longest_pause, 0 if costly else patience, first_pause)
         self._missed = Pause(longest_pause, 1) if costly else None
         self._reach = FIRST_REACH
         self.untold: list[int] = []

@@ -30,6 +30,8 @@ ASK_SMOOTHING = 0.05
 """Weight of the last ask in what is known of asking a source."""
 SELDOM = 0.1
 """A source that was useful less often is not asked several times in vain before new sequences' first pause."""
+HARDLY_EVER, FIRST_PAUSE = 0.01, 15
+"""With one that was useful less often still, new sequences begin with a pause of so many steps."""
 LONGEST_MODEL_PAUSE = 128
 """The same for a source that runs a part of the model: a useless run in 129 steps costs less than 1 %."""
 MOST_SEQUENCES_WITHOUT = 15
@@ -74,6 +76,7 @@ class Source:
             LONGEST_MODEL_PAUSE if self.runs_model else LONGEST_PAUSE,
             costly=self.runs_model,
             patience=PATIENCE if self.useful >= SELDOM else 1,
+            first_pause=FIRST_PAUSE if self.useful < HARDLY_EVER else 0,
         )
         self.call("begin", number, prompt_ids, salt)
 

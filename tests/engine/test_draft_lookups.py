@@ -18,6 +18,8 @@ from drafters import (
 from kinetic_core.engine.acceptance import PATIENCE
 from kinetic_core.engine.draft_policy import NextStep, best_rows
 from kinetic_core.engine.draft_source import (
+    FIRST_PAUSE,
+    HARDLY_EVER,
     IN_VAIN_SHARE,
     LONGEST_PAUSE,
     MOST_PAUSE,
@@ -91,11 +93,27 @@ def test_a_source_that_was_in_vain_for_many_is_not_tried_at_length_for_the_next(
     nothing = Source([])
     engine = make_engine(hashed=True, drafter={"nothing": nothing}, draft_policy="measured")
     asked = []
-    for _ in range(20):
+    for _ in range(14):
         before = nothing.asked()
         assert run(engine, 12).token_ids == answer
         asked.append(nothing.asked() - before)
     assert asked[1] >= PATIENCE + 2 > asked[-1] >= 2
+
+
+@pytest.mark.usefixtures("by_prior")
+def test_what_was_hardly_ever_of_use_begins_with_a_pause_until_it_is(make_engine: MakeEngine) -> None:
+    answer = plain_answer(make_engine, 40)
+    source = Source([])
+    engine = make_engine(hashed=True, drafter={"source": source}, draft_policy="measured")
+    while engine._drafting._lookups[0].useful >= HARDLY_EVER:
+        assert run(engine, 40).token_ids == answer
+    before = source.asked()
+    assert run(engine, FIRST_PAUSE).token_ids == answer[:FIRST_PAUSE] and source.asked() == before
+    assert run(engine, 40).token_ids == answer and 1 <= source.asked() - before <= 3
+    source.answer = list(answer)  # now it has what follows
+    assert run(engine, 40).timings.accepted > 5
+    before = source.asked()
+    assert run(engine, 10).token_ids == answer[:10] and source.asked() > before
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
-
 from kinetic_drafters.ngrams import (
     BASE,
     LONGEST,
@@ -29,7 +27,7 @@ STEPS = 32
 """Links followed per size: some lead to other n-grams of the same bucket."""
 ENOUGH = 3
 """Places that make a look at shorter n-grams needless."""
-FEW_NEW = 12
+FEW_NEW = 24
 """New tokens up to which a loop is faster than arrays."""
 LEAST_BITS = 8
 _LEAVING = tuple((size, POWERS[size]) for size in SIZES)
@@ -87,30 +85,19 @@ class SuffixIndex:
             heads[bucket] = position
 
     def _insert_all(self, start: int) -> None:
-        """As `_insert` of every position from `start` on, with arrays."""
+        """As `_insert` of every position from `start` on: the hashes with arrays, the chains one by one."""
+        n_tokens = len(self.tokens)
         before = max(0, start - SIZES[-1] + 1)
-        hashes = slice_hashes(view(self.tokens, before), SIZES)
-        for k, size in enumerate(SIZES):
-            first = max(start, size - 1)
-            links = np.full(len(self.tokens) - start, -1, dtype=np.int32)
-            if first < len(self.tokens):
-                chosen = buckets_of(hashes[k][first - before :], self.bits)
-                order = np.argsort(chosen, kind="stable")
-                ordered = chosen[order]
-                opens = np.ones(len(order), dtype=bool)
-                np.not_equal(ordered[1:], ordered[:-1], out=opens[1:])
-                closes = np.ones(len(order), dtype=bool)
-                closes[:-1] = opens[1:]
-                heads = np.frombuffer(self.heads[k], dtype=np.int32)
-                positions = (order + first).astype(np.int32)
-                previous = np.empty_like(positions)
-                previous[1:] = positions[:-1]
-                previous[opens] = heads[ordered[opens]]
-                links[positions - start] = previous
-                heads[ordered[closes]] = positions[closes]
-            self.links[k].frombytes(links.tobytes())
-            if len(self.tokens) >= size:
-                self.rolling[k] = int(hashes[k][-1])
+        for k, hashes in enumerate(slice_hashes(view(self.tokens, before), SIZES)):
+            heads, links = self.heads[k], self.links[k]
+            first = min(max(start, SIZES[k] - 1), n_tokens)
+            links.extend([-1] * (first - start))
+            link = links.append
+            for position, bucket in enumerate(buckets_of(hashes[first - before :], self.bits).tolist(), first):
+                link(heads[bucket])
+                heads[bucket] = position
+            if n_tokens >= SIZES[k]:
+                self.rolling[k] = int(hashes[-1])
 
     def places(self, guessed: Sequence[int] = ()) -> dict[int, int]:
         """{position: length}: places whose last tokens are those that the text and then `guessed` end with.
